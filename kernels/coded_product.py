@@ -8,13 +8,20 @@ from jax.typing import DTypeLike
 from jaxspec_kernels.fp8_matmul import fp8_matmul, has_output_scales, reads, runs_here
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import is_exact
-from jaxspec_kernels.packed_matmul import CodedWeight, expand_codes, packed_matmul
+from jaxspec_kernels.packed_matmul import (
+    HOPPER_ROWS,
+    CodedWeight,
+    expand_codes,
+    is_for_hopper,
+    packed_matmul,
+)
 
 FEW_ROWS = 256
 """Up to so many rows are multiplied with the codes; more with the expanded weight.
 
-`packed_matmul` expands a weight again for every tile of rows. On an H100, with 512 rows, it took longer than
-expanding the weight once and multiplying it by cuBLAS, for all four products of Llama-3-8B but one.
+`packed_matmul` expands a weight again for every tile of rows. Without its kernel for many rows on the Hopper
+generation, 512 rows on an H100 took longer than expanding the weight once and multiplying it by cuBLAS, for
+all four products of Llama-3-8B but one.
 """
 FEW_FP8_ROWS = 32
 """The same for weights that `fp8_matmul` multiplies: tensor cores have time for so few rows in bfloat16."""
@@ -27,13 +34,15 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
 
     Few rows are multiplied with the codes. More are multiplied in FP8 where the weight and the GPU allow it:
     rounded if the kernel's `activations` say so, otherwise split in two numbers. Elsewhere the weight is that
-    of a bfloat16 network without codes, whose values are rounded to bfloat16. Inside `exact`, all numbers of
-    rows are multiplied with the codes, so that a row has the same bits.
+    of a bfloat16 network without codes, whose values are rounded to bfloat16; on the Hopper generation
+    `packed_matmul` expands it, for all but the longest prompts. Inside `exact`, all numbers of rows are
+    multiplied with the codes, so that a row has the same bits.
     """
     rows = math.prod(x.shape[:-1])
     is_rounded = _rounds(kernel)
     is_split = not is_rounded and reads(kernel) and has_output_scales(kernel) and runs_here()
-    few = FEW_FP8_ROWS if is_rounded or is_split else FEW_ROWS
+    few = HOPPER_ROWS if is_for_hopper(kernel) else FEW_ROWS
+    few = FEW_FP8_ROWS if is_rounded or is_split else few
     if is_exact() or rows <= few or x.dtype != jnp.bfloat16:
         return packed_matmul(x, kernel, out_dtype=out_dtype)
     if is_rounded or (is_split and rows <= SPLIT_ROWS):

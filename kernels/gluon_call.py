@@ -28,7 +28,7 @@ _ALIGNMENT = 16
 
 def gluon_call(
     kernel: Any,
-    inputs: Sequence[jax.Array | TensorDescriptor],
+    inputs: Sequence[jax.Array | TensorDescriptor | int],
     output: jax.ShapeDtypeStruct,
     *,
     grid: tuple[int, int],
@@ -38,9 +38,10 @@ def gluon_call(
     """Launches `kernel` once, on a GPU of the Hopper generation.
 
     Args:
-      kernel: a `gluon.jit` function. Its parameters are a pointer or a descriptor per input, a pointer to the
-        output, and the constants.
-      inputs: arrays, and descriptors of arrays whose blocks the card's copy engine (TMA) loads.
+      kernel: a `gluon.jit` function. Its parameters are a pointer, a descriptor or a number per input, a
+        pointer to the output, and the constants.
+      inputs: arrays, descriptors of arrays whose blocks the card's copy engine (TMA) loads, and int32
+        numbers. Calls that differ only in numbers and in shapes share a compiled kernel.
       output: the shape and dtype of the result; elements that the kernel does not write are undefined.
       grid: the number of programs along two axes.
       num_warps: the warps of the first partition.
@@ -48,23 +49,32 @@ def gluon_call(
     """
     parameters = tuple(_parameter(each) for each in (*inputs, output))
     call = _call(kernel, parameters, grid, num_warps, ptx_version(), tuple(constants.items()))
-    arrays = [each.base if isinstance(each, TensorDescriptor) else each for each in inputs]
+    given = [each for each in inputs if not isinstance(each, int)]
+    arrays = [each.base if isinstance(each, TensorDescriptor) else each for each in given]
     return jax.ffi.ffi_call("triton_kernel_call_ffi", output)(*arrays, opaque=call)
 
 
 class _Parameter(NamedTuple):
-    """A parameter's type, as Triton writes it, and the sizes and strides of a descriptor."""
+    """A type as Triton writes it, the value of a number, and the sizes and strides of a descriptor."""
 
     type: str
+    value: int | None = None
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether a number, or a pointer, is a multiple of `_ALIGNMENT`."""
+        return self.type[0] == "*" or (self.value is not None and self.value % _ALIGNMENT == 0)
 
-def _parameter(each: "jax.Array | jax.ShapeDtypeStruct | TensorDescriptor") -> _Parameter:
+
+def _parameter(each: "jax.Array | jax.ShapeDtypeStruct | TensorDescriptor | int") -> _Parameter:
+    if isinstance(each, int):
+        return _Parameter("i32", each)
     if isinstance(each, TensorDescriptor):
         block = ",".join(map(str, each.block_shape))
         kind = f"tensordesc<{_DTYPES[each.base.dtype.name]}[{block}],{each.layout!r}>"
-        return _Parameter(kind, each.shape, each.strides)
+        return _Parameter(kind, None, each.shape, each.strides)
     return _Parameter(f"*{_DTYPES[each.dtype.name]}")
 
 
@@ -79,14 +89,17 @@ def _call(
     constants: tuple[tuple[str, Any], ...],
 ) -> bytes:
     """A launch as jaxlib's custom call reads it."""
-    types = tuple(each.type for each in parameters)
+    types = tuple((each.type, each.is_aligned) for each in parameters)
     launched, layouts = _compile(kernel, types, num_warps, ptx_version, constants)
     left = iter(layouts)
     given: list[Any] = []
     for each in parameters:
-        given += (
-            _descriptor(each, next(left)) if each.shape else [_jaxlib.create_array_parameter(0, _ALIGNMENT)]
-        )
+        if each.shape:
+            given += _descriptor(each, next(left))
+        elif each.value is not None:
+            given.append(_jaxlib.create_scalar_parameter(each.value, each.type))
+        else:
+            given.append(_jaxlib.create_array_parameter(0, _ALIGNMENT))
     return zlib.compress(_jaxlib.TritonKernelCall(launched, *grid, 1, given).to_proto(kernel.__name__, b""))
 
 
@@ -108,22 +121,26 @@ def _descriptor(each: _Parameter, layout: dict[str, Any]) -> list[Any]:
 @cache
 def _compile(
     kernel: Any,
-    types: tuple[str, ...],
+    types: tuple[tuple[str, bool], ...],
     num_warps: int,
     ptx_version: int,
     constants: tuple[tuple[str, Any], ...],
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The kernel as jaxlib launches it, and how the blocks of its descriptors lie in memory."""
+    """The kernel as jaxlib launches it, and how the blocks of its descriptors lie in memory.
+
+    Args:
+      types: of its parameters, and whether they are aligned.
+    """
     target = GPUTarget("cuda", _HOPPER, 32)
     backend = make_backend(target)
     options = backend.parse_options(
         {"num_warps": num_warps, "enable_fp_fusion": True, "ptx_version": ptx_version}
     )
     signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict(
-        zip(kernel.arg_names, types, strict=False)
+        zip(kernel.arg_names, (each for each, _ in types), strict=False)
     )
     place = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    aligned = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, each in enumerate(types) if each[0] == "*"}
+    aligned = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, (_, is_so) in enumerate(types) if is_so}
     source = GluonASTSource(kernel, signature, {place[name]: value for name, value in constants}, aligned)
     context = ir.context()
     ir.load_dialects(context)

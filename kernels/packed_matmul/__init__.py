@@ -4,16 +4,19 @@ from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts, stack_codes
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight, block_words, pack_codes, tile_outputs
 from jaxspec_kernels.packed_matmul.expand_reference import expand_codes as expand_reference
+from jaxspec_kernels.packed_matmul.reference import HOPPER_ROWS, is_for_hopper
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 
 packed_matmul = Op("packed_matmul", xla=reference, triton="packed_matmul.triton_kernel")
 expand_codes = Op("expand_codes", xla=expand_reference, triton="packed_matmul.triton_expand")
 
 __all__ = [
+    "HOPPER_ROWS",
     "CodedExperts",
     "CodedWeight",
     "block_words",
     "expand_codes",
+    "is_for_hopper",
     "pack_codes",
     "packed_matmul",
     "stack_codes",

@@ -1,18 +1,14 @@
 """The kernel of `packed_matmul` for many rows on the Hopper generation: some warps load, others multiply.
 
-As in `triton_codes`, the product is transposed. But a program has 128 outputs instead of 64, so it reads the
-rows half as often: with 128 rows, loading these from the cache takes longer than the weights from memory.
+As in `triton_codes`, the product is transposed. But a tile has 128 outputs instead of 64, so the rows are
+read half as often: with 128 rows, loading these from the cache takes longer than the weights from memory.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import triton.experimental.gluon.language as gl
-from jaxspec_kernels.packed_matmul.codes_ptx import (
-    FP8,
-    INT4,
-    INT4_OFFSETS,
-    INT8,
-)
+from jaxspec_kernels.packed_matmul.codes_ptx import one_code
 from triton.experimental import gluon
 from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,76 +24,81 @@ GROUPS = 2
 """Groups of warps that multiply."""
 WARPS = 4
 """Of a group."""
-BLOCK_ROWS = 128
 WORD_STAGES = 3
-INPUT_BLOCKS = 8
-"""Of 64 inputs each. With three blocks of words that is 176 KB of a multiprocessor's 227."""
-_FP8, _INT8, _INT4 = gl.constexpr(FP8), gl.constexpr(INT8), gl.constexpr(INT4)
-_INT4_OFFSETS = gl.constexpr(INT4_OFFSETS)
+BLOCK_ROWS = 128
+MANY_ROWS = 256
+"""Rows of a tile where these are many. Registers then have room for one tile of sums instead of two."""
+_INPUT_BLOCKS = {BLOCK_ROWS: 8, MANY_ROWS: 5}
+"""Of 64 inputs each. With three blocks of words that is up to 208 KB of a multiprocessor's 227."""
 _TILE, _GROUPS, _WARPS = gl.constexpr(TILE), gl.constexpr(GROUPS), gl.constexpr(WARPS)
-_BLOCK_ROWS, _WORD_STAGES = gl.constexpr(BLOCK_ROWS), gl.constexpr(WORD_STAGES)
-_INPUT_BLOCKS = gl.constexpr(INPUT_BLOCKS)
+_WORD_STAGES = gl.constexpr(WORD_STAGES)
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """A product's sizes.
+class Kind:
+    """What a kernel is compiled for; sizes are read when it runs.
 
     Attributes:
-      row_tiles: tiles of rows of the result, which may have more rows than x.
-      width, out_width: of the product.
-      per_word, columns, scale_rows, has_zero, is_int8: see `CodedWeight`.
+      block_rows: rows of a tile, `BLOCK_ROWS` or `MANY_ROWS`.
+      columns: inputs that share a scale; None if all of an output do.
+      per_word, scale_rows, has_zero, is_int8: see `CodedWeight`.
       is_row: whether the codes of an output are a row, instead of those of 64 outputs a tile.
-      sections: of the inputs, each summed by its own programs.
     """
 
-    row_tiles: int
-    width: int
-    out_width: int
+    block_rows: int
+    columns: int | None
     per_word: int
-    columns: int
     scale_rows: int
     has_zero: bool
     is_int8: bool
     is_row: bool
-    sections: int
-
-    @property
-    def rows(self) -> int:
-        return self.row_tiles * BLOCK_ROWS
 
     @property
     def by_group(self) -> bool:
-        return self.columns < self.width
+        return self.columns is not None
+
+    @property
+    def scales_sums(self) -> bool:
+        """Whether the sums over a group of inputs are scaled; otherwise each weight is, and rounded."""
+        return self.by_group and self.block_rows == BLOCK_ROWS
+
+    @property
+    def scales_weights(self) -> bool:
+        return self.by_group and not self.scales_sums
+
+    @property
+    def shared(self) -> int:
+        """Codes of a word that share a scale."""
+        return self.per_word if self.columns is None else min(self.per_word, self.columns // TILE)
+
+    @property
+    def step_groups(self) -> int:
+        """Groups of inputs in a step, if `by_group`."""
+        return self.per_word // self.shared
 
     @property
     def chain(self) -> int:
-        """Codes of a word that share a scale: they are multiplied one after another."""
-        return min(self.per_word, self.columns // TILE)
-
-    @property
-    def input_stages(self) -> int:
-        """Of the inputs of a chain."""
-        return INPUT_BLOCKS // self.chain
+        """Codes of a word that are multiplied one after another, before the other group's turn."""
+        return self.shared if self.block_rows == BLOCK_ROWS else 1
 
     @property
     def chains(self) -> int:
         return self.per_word // self.chain
 
     @property
-    def scales(self) -> int:
-        """Of a group of inputs."""
-        return self.out_width // self.scale_rows
+    def input_blocks(self) -> int:
+        return _INPUT_BLOCKS[self.block_rows]
 
     @property
-    def steps(self) -> int:
-        """Blocks of words of an output."""
-        return self.width // (TILE * self.per_word)
+    def input_stages(self) -> int:
+        """Of the inputs of a chain."""
+        return self.input_blocks // self.chain
 
     @property
-    def length(self) -> int:
-        """Steps of a section."""
-        return -(-self.steps // self.sections)
+    def ptx(self) -> tuple[str, ...]:
+        """What expands each code of a word."""
+        expand = partial(one_code, self.per_word, is_int8=self.is_int8, is_scaled=self.scales_weights)
+        return tuple(expand(code) for code in range(self.per_word))
 
 
 @builtin
@@ -115,21 +116,24 @@ def _expand_dims(value, axis, layout, _semantic=None):
 
 
 @gluon.jit
-def coded_matmul(x, codes, scale, y, sizes: gl.constexpr):
-    """Computes 128 outputs of a tile of rows, or their sums over a section of the inputs.
+def coded_matmul(x, codes, scale, outputs, sections, y, kind: gl.constexpr):
+    """Computes tiles of 128 outputs, or their sums over sections of the inputs.
 
     Args:
-      x: bfloat16 [rows or fewer, width].
-      codes: u8 [tiles * blocks * 64, 128], or [out_width, width] if they are rows.
+      x: bfloat16 [rows, width].
+      codes: u8 [tiles * blocks * 64, 128], or [outputs, width] if they are rows.
       scale: u32 [groups, scales].
-      y: [rows, out_width]; f32 [sections, rows, out_width] if there are several.
+      outputs: i32.
+      sections: i32, of the inputs, each summed apart.
+      y: [rows, outputs]; f32 [sections, rows, outputs] if there are several.
     """
+    sizes = (x.shape[0], x.shape[1] // (_TILE * kind.per_word), outputs, sections)
     word_shape: gl.constexpr = [_WORD_STAGES * _GROUPS, _TILE, 2 * _TILE]
     words = gl.allocate_shared_memory(gl.uint8, word_shape, codes.layout)
-    input_shape: gl.constexpr = [_INPUT_BLOCKS, _BLOCK_ROWS, _TILE]
+    input_shape: gl.constexpr = [kind.input_blocks, kind.block_rows, _TILE]
     inputs = gl.allocate_shared_memory(gl.bfloat16, input_shape, x.layout)
     words_full, words_empty = _barriers(_WORD_STAGES)
-    inputs_full, inputs_empty = _barriers(sizes.input_stages)
+    inputs_full, inputs_empty = _barriers(kind.input_stages)
     turns = mbarrier.allocate_mbarrier(batch=_GROUPS)
     for i in gl.static_range(_GROUPS):
         mbarrier.init(turns.index(i), count=1)
@@ -137,10 +141,10 @@ def coded_matmul(x, codes, scale, y, sizes: gl.constexpr):
     input_ring = (inputs, inputs_full, inputs_empty)
     gl.warp_specialize(
         [
-            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(0), sizes)),
-            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(1), sizes)),
-            (_load_words, (word_ring, codes, sizes)),
-            (_load_inputs, (input_ring, x, sizes)),
+            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(0), sizes, kind)),
+            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(1), sizes, kind)),
+            (_load_words, (word_ring, codes, sizes, kind)),
+            (_load_inputs, (input_ring, x, sizes, kind)),
         ],
         [_WARPS, 1, 1],
         [240, 24, 24],
@@ -166,123 +170,161 @@ def _next(stage, phase, stages: gl.constexpr):
 
 
 @gluon.jit
-def _place(sizes: gl.constexpr):
-    """The first row and tile of outputs of a program, its first step, and the step after its last one."""
-    first = gl.program_id(1) * sizes.length
-    last = gl.minimum(sizes.steps, first + sizes.length)
-    program = gl.program_id(0)
-    return program % sizes.row_tiles * _BLOCK_ROWS, program // sizes.row_tiles * _GROUPS, first, last
+def _count_tiles(sizes, kind: gl.constexpr):
+    """Tiles of rows, and those of the result."""
+    rows, _, outputs, _ = sizes
+    row_tiles = gl.cdiv(rows, kind.block_rows)
+    return row_tiles, row_tiles * gl.cdiv(outputs, _GROUPS * _TILE)
 
 
 @gluon.jit
-def _load_words(ring, codes, sizes: gl.constexpr):
+def _tiles(sizes, kind: gl.constexpr):
+    """Of all sections; programs share them."""
+    _, _, _, sections = sizes
+    _, tiles = _count_tiles(sizes, kind)
+    return sections * tiles
+
+
+@gluon.jit
+def _place(index, sizes, kind: gl.constexpr):
+    """A tile's section, first row and first tile of codes, and the first and the last step, exclusive."""
+    _, steps, _, sections = sizes
+    row_tiles, tiles = _count_tiles(sizes, kind)
+    section = index // tiles
+    length = gl.cdiv(steps, sections)
+    first = section * length
+    last = gl.minimum(steps, first + length)
+    tile = index % tiles
+    return section, tile % row_tiles * kind.block_rows, tile // row_tiles * _GROUPS, first, last
+
+
+@gluon.jit
+def _load_words(ring, codes, sizes, kind: gl.constexpr):
     words, full, empty = ring
-    _, tile, first, last = _place(sizes)
+    _, steps, _, _ = sizes
     stage = 0
     phase = 1
-    for step in range(first, last):
-        mbarrier.wait(empty.index(stage), phase)
-        mbarrier.expect(full.index(stage), _GROUPS * codes.nbytes_per_cta)
-        for i in gl.static_range(_GROUPS):
-            if sizes.is_row:
-                at = [(tile + i) * _TILE, step * (2 * _TILE)]
-            else:
-                at = [((tile + i) * sizes.steps + step) * _TILE, 0]
-            tma.async_load(codes, at, full.index(stage), words.index(stage * _GROUPS + i))
-        stage, phase = _next(stage, phase, _WORD_STAGES)
+    for index in range(gl.program_id(0), _tiles(sizes, kind), gl.num_programs(0)):
+        _, _, tile, first, last = _place(index, sizes, kind)
+        for step in range(first, last):
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(full.index(stage), _GROUPS * codes.nbytes_per_cta)
+            for i in gl.static_range(_GROUPS):
+                if kind.is_row:
+                    at = [(tile + i) * _TILE, step * (2 * _TILE)]
+                else:
+                    at = [((tile + i) * steps + step) * _TILE, 0]
+                tma.async_load(codes, at, full.index(stage), words.index(stage * _GROUPS + i))
+            stage, phase = _next(stage, phase, _WORD_STAGES)
 
 
 @gluon.jit
-def _load_inputs(ring, x, sizes: gl.constexpr):
+def _load_inputs(ring, x, sizes, kind: gl.constexpr):
     inputs, full, empty = ring
-    chain: gl.constexpr = sizes.chain
-    row, _, first, last = _place(sizes)
+    chain: gl.constexpr = kind.chain
     stage = 0
     phase = 1
-    for index in range(first * sizes.chains, last * sizes.chains):
-        mbarrier.wait(empty.index(stage), phase)
-        mbarrier.expect(full.index(stage), sizes.chain * x.nbytes_per_cta)
-        for i in gl.static_range(chain):
-            at = [row, (index * sizes.chain + i) * _TILE]
-            tma.async_load(x, at, full.index(stage), inputs.index(stage * sizes.chain + i))
-        stage, phase = _next(stage, phase, sizes.input_stages)
+    for index in range(gl.program_id(0), _tiles(sizes, kind), gl.num_programs(0)):
+        _, row, _, first, last = _place(index, sizes, kind)
+        for block in range(first * kind.chains, last * kind.chains):
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(full.index(stage), kind.chain * x.nbytes_per_cta)
+            for i in gl.static_range(chain):
+                at = [row, (block * kind.chain + i) * _TILE]
+                tma.async_load(x, at, full.index(stage), inputs.index(stage * kind.chain + i))
+            stage, phase = _next(stage, phase, kind.input_stages)
 
 
 @gluon.jit
-def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes: gl.constexpr):
-    """Computes 64 outputs.
+def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes, kind: gl.constexpr):
+    """Computes 64 outputs of tiles.
 
     Warps wait while tensor cores read their registers. So the groups take turns: while one multiplies, the
-    other scales its sums and expands codes.
+    other expands codes, and scales what it multiplies next or the sums.
     """
     words, words_full, words_empty = word_ring
     inputs, inputs_full, inputs_empty = input_ring
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, _BLOCK_ROWS, 16])
+    block_rows: gl.constexpr = kind.block_rows
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, block_rows, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    chain: gl.constexpr = sizes.chain
-    chains: gl.constexpr = sizes.chains
+    shared: gl.constexpr = kind.shared
+    chain: gl.constexpr = kind.chain
+    chains: gl.constexpr = kind.chains
     as_words: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     transposed: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2, transposed=True)
-    row, tile, first, last = _place(sizes)
-    first_column = (tile + group) * _TILE
-    column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, layout))
-    # Where all outputs share their scales, a scale is a number.
-    if sizes.scale_rows % _TILE == 0:
-        own_scale = scale + gl.minimum(first_column, sizes.out_width - 1) // sizes.scale_rows
-    else:
-        own_scale = scale + gl.minimum(column, sizes.out_width - 1) // sizes.scale_rows
-    zero_column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, operand))
-    own_zero = scale + gl.minimum(zero_column, sizes.out_width - 1) // sizes.scale_rows
-    group_scales: gl.constexpr = sizes.scales if sizes.by_group else 0
-    sums = gl.zeros([_TILE, _BLOCK_ROWS], gl.float32, layout)
-    product = sums
-    # Loaded a chain ahead.
-    last_scale = sizes.steps * chains - 1
-    next_factor = gl.load(own_scale + gl.minimum(first * chains, last_scale) * group_scales)
+    rows, steps, outputs, _ = sizes
+    group_scales = outputs // kind.scale_rows if kind.by_group else 0
+    last_group = steps * kind.step_groups - 1
     stage = 0
     phase = 0
     input_stage = 0
     input_phase = 0
     turn = 1 - group
-    for step in range(first, last):
-        mbarrier.wait(words_full.index(stage), phase)
-        for i in gl.static_range(chains):
-            index = step * chains + i
-            # Words are read again for each chain, as registers are few.
-            own_words = words.index(stage * _GROUPS + group).reinterpret(gl.uint16, [_TILE, _TILE], as_words)
-            packed = own_words.load(operand)
-            # What another chain multiplies is expanded for nothing, so the compiler drops it.
-            expanded = _expand(packed, own_zero + index * group_scales, sizes)
-            if i == chains - 1:
-                mbarrier.arrive(words_empty.index(stage))
-            factor = next_factor
-            next_factor = gl.load(own_scale + gl.minimum(index + 1, last_scale) * group_scales)
-            mbarrier.wait(inputs_full.index(input_stage), input_phase)
-            mbarrier.wait(turns.index(group), turn)
-            turn ^= 1
-            if not sizes.by_group:
-                product = sums
-            for j in gl.static_range(chain):
-                own_inputs = inputs.index(input_stage * chain + j).reinterpret(
-                    gl.bfloat16, [_TILE, _BLOCK_ROWS], transposed
+    for index in range(gl.program_id(0), _tiles(sizes, kind), gl.num_programs(0)):
+        section, row, tile, first, last = _place(index, sizes, kind)
+        first_column = (tile + group) * _TILE
+        of_sums = _own_scales(scale, first_column, gl.SliceLayout(1, layout), outputs, kind)
+        of_codes = _own_scales(scale, first_column, gl.SliceLayout(1, operand), outputs, kind)
+        # Scales are loaded a group of inputs ahead.
+        at = gl.minimum(first * kind.step_groups, last_group) * group_scales
+        next_of_sums = gl.load(of_sums + at)
+        next_of_codes = gl.load(of_codes + at)
+        sums = gl.zeros([_TILE, block_rows], gl.float32, layout)
+        product = sums
+        for step in range(first, last):
+            mbarrier.wait(words_full.index(stage), phase)
+            for i in gl.static_range(chains):
+                # Words are read again for each chain, as registers are few.
+                own_words = words.index(stage * _GROUPS + group).reinterpret(
+                    gl.uint16, [_TILE, _TILE], as_words
                 )
-                adds = j > 0 or not sizes.by_group
-                product = warpgroup_mma(
-                    expanded[i * chain + j], own_inputs, product, use_acc=adds, is_async=True
-                )
-            mbarrier.arrive(turns.index(_GROUPS - 1 - group))
-            product = warpgroup_mma_wait(0, [product])
-            mbarrier.arrive(inputs_empty.index(input_stage))
-            input_stage, input_phase = _next(input_stage, input_phase, sizes.input_stages)
-            sums = _add_now(sums, product * _factor(factor, layout, sizes)) if sizes.by_group else product
-        stage, phase = _next(stage, phase, _WORD_STAGES)
-    if not sizes.by_group:
-        sums *= _factor(next_factor, layout, sizes)
-    y += gl.program_id(1).to(gl.int64) * (sizes.rows * sizes.out_width)
-    own_row = row + gl.arange(0, _BLOCK_ROWS, gl.SliceLayout(0, layout))
-    out = _expand_dims(own_row.to(gl.int64) * sizes.out_width, 0, layout) + _expand_dims(column, 1, layout)
-    stored = _expand_dims(column < sizes.out_width, 1, layout)
-    gl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
+                packed = own_words.load(operand)
+                if i == chains - 1:
+                    mbarrier.arrive(words_empty.index(stage))
+                if i * chain % shared == 0:
+                    sum_factor = next_of_sums
+                    high, low, offset = _code_factors(next_of_codes, operand, kind)
+                    next_group = step * kind.step_groups + i * chain // shared + 1
+                    at = gl.minimum(next_group, last_group) * group_scales
+                    next_of_sums = gl.load(of_sums + at)
+                    next_of_codes = gl.load(of_codes + at)
+                weights = ()
+                for j in gl.static_range(chain):
+                    weights += (_expand(packed, offset, high, low, i * chain + j, kind),)  # type: ignore[assignment]
+                mbarrier.wait(inputs_full.index(input_stage), input_phase)
+                mbarrier.wait(turns.index(group), turn)
+                turn ^= 1
+                if not kind.scales_sums:
+                    product = sums
+                for j in gl.static_range(chain):
+                    own_inputs = inputs.index(input_stage * chain + j).reinterpret(
+                        gl.bfloat16, [_TILE, block_rows], transposed
+                    )
+                    adds = j > 0 or not kind.scales_sums
+                    product = warpgroup_mma(weights[j], own_inputs, product, use_acc=adds, is_async=True)
+                mbarrier.arrive(turns.index(_GROUPS - 1 - group))
+                product = warpgroup_mma_wait(0, [product])
+                mbarrier.arrive(inputs_empty.index(input_stage))
+                input_stage, input_phase = _next(input_stage, input_phase, kind.input_stages)
+                if kind.scales_sums:
+                    sums = _add_now(sums, product * _factor(sum_factor, layout, kind))
+                else:
+                    sums = product
+            stage, phase = _next(stage, phase, _WORD_STAGES)
+        if not kind.by_group:
+            sums *= _factor(next_of_sums, layout, kind)
+        own_y = y + section.to(gl.int64) * rows * outputs
+        _store(own_y, sums.to(y.dtype.element_ty), row, first_column, sizes, kind)
+
+
+@gluon.jit
+def _own_scales(scale, first_column, layout: gl.constexpr, outputs, kind: gl.constexpr):
+    """Where the scales of 64 outputs are, or the one that all of them share."""
+    if kind.scale_rows % _TILE == 0:
+        return scale + gl.minimum(first_column, outputs - 1) // kind.scale_rows
+    else:  # noqa: RET505 (Triton compiles what follows a return)
+        column = first_column + gl.arange(0, _TILE, layout)
+        return scale + gl.minimum(column, outputs - 1) // kind.scale_rows
 
 
 @gluon.jit
@@ -292,40 +334,65 @@ def _add_now(sums, part):
 
 
 @gluon.jit
-def _expand(packed, scale, sizes: gl.constexpr):
-    """All codes of words as bfloat16, in the layout of `packed`; `scale` has the zero points of a chain."""
-    if sizes.per_word == 2:
-        return gl.inline_asm_elementwise(
-            _INT8 if sizes.is_int8 else _FP8,
-            "=&r,=&r,r",
-            [packed],
-            dtype=(gl.bfloat16, gl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    offset = _offset(scale, packed) if sizes.has_zero else packed
+def _code_factors(scale, layout: gl.constexpr, kind: gl.constexpr):
+    """The scales of codes as sums of two bfloat16, and offsets of codes: one for each word of 64 outputs."""
+    zeros = gl.zeros([_TILE, _TILE], gl.bfloat16, layout)
+    high = zeros
+    low = zeros
+    offset = zeros - 136.0
+    if kind.has_zero:
+        offset = zeros + _over_words((-128.0 - (scale & 31).to(gl.float32)).to(gl.bfloat16), layout)
+        scale = scale & 0xFFFFFFE0
+    if kind.scales_weights:
+        factor = scale.to(gl.float32, bitcast=True)
+        rounded = factor.to(gl.bfloat16)
+        high = zeros + _over_words(rounded, layout)
+        low = zeros + _over_words((factor - rounded.to(gl.float32)).to(gl.bfloat16), layout)
+    return high, low, offset.to(gl.bfloat16)
+
+
+@gluon.jit
+def _over_words(values, layout: gl.constexpr):
+    """Values of outputs, or of all of them, with an axis for their words."""
+    return _expand_dims(values, 1, layout) if len(values.shape) else values
+
+
+@gluon.constexpr_function
+def _ptx(code, kind):
+    return kind.ptx[code]
+
+
+@gluon.jit
+def _expand(packed, offset, high, low, code: gl.constexpr, kind: gl.constexpr):
+    """A code of each word as bfloat16, in the layout of `packed`."""
     return gl.inline_asm_elementwise(
-        _INT4_OFFSETS if sizes.has_zero else _INT4,
-        "=&r,=&r,=&r,=&r,r,r,r",
-        [packed, offset, offset],
-        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        _ptx(code, kind),
+        "=&r,r,r,r,r",
+        [packed, offset, high, low],
+        dtype=gl.bfloat16,
         is_pure=True,
         pack=2,
     )
 
 
 @gluon.jit
-def _offset(scale, like):
-    """-128 less the zero points of the outputs, in the words' shape and layout."""
-    zero = (gl.load(scale) & 31).to(gl.float32)
-    offset = _expand_dims((-128.0 - zero).to(gl.bfloat16), 1, like.type.layout)
-    return offset + gl.zeros(like.shape, gl.bfloat16, like.type.layout)
-
-
-@gluon.jit
-def _factor(scale, layout: gl.constexpr, sizes: gl.constexpr):
+def _factor(scale, layout: gl.constexpr, kind: gl.constexpr):
     """Scales f32[outputs, 1], or the one of all outputs, without the zero points in their lowest bits."""
-    if sizes.has_zero:
+    if kind.has_zero:
         scale = scale & 0xFFFFFFE0
     factor = scale.to(gl.float32, bitcast=True)
     return _expand_dims(factor, 1, layout) if len(factor.shape) else factor
+
+
+@gluon.jit
+def _store(y, tile, row, first_column, sizes, kind: gl.constexpr):
+    """Writes a tile of 64 outputs by rows; a thread writes 16 bytes of adjacent outputs."""
+    rows, _, outputs, _ = sizes
+    each: gl.constexpr = 4 if y.dtype.element_ty == gl.float32 else 8
+    lanes: gl.constexpr = gl.BlockedLayout([each, 1], [_TILE // each, each // 2], [1, _WARPS], [0, 1])
+    tile = gl.convert_layout(tile, lanes)
+    column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, lanes))
+    own_row = row + gl.arange(0, kind.block_rows, gl.SliceLayout(0, lanes))
+    out = _expand_dims(own_row.to(gl.int64) * outputs, 0, lanes) + _expand_dims(column, 1, lanes)
+    mask = _expand_dims(own_row < rows, 0, lanes) & _expand_dims(column < outputs, 1, lanes)
+    gl.store(y + out, tile, mask=mask)

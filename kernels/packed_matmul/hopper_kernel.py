@@ -7,72 +7,72 @@ import jax.numpy as jnp
 import triton
 from jax_triton import TensorDescriptor
 from jaxspec_kernels.gluon_call import gluon_call
-from jaxspec_kernels.op import device
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.packed_matmul.hopper_codes import BLOCK_ROWS, GROUPS, TILE, WARPS, Sizes, coded_matmul
+from jaxspec_kernels.packed_matmul.hopper_codes import BLOCK_ROWS, GROUPS, TILE, WARPS, Kind, coded_matmul
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 _OUTPUTS = GROUPS * TILE
 _PROGRAMS = 132
 """Multiprocessors of an H100 or H200, each of which has room for one program."""
-_OVERHEAD = 3
-"""Steps that take as long as a program's beginning and end."""
+_OVERHEAD = 3 * BLOCK_ROWS
+"""Rows times steps that take as long as the beginning and end of a tile."""
+_SUMS = 7000
+"""Sums of sections that all multiprocessors write and add while each multiplies a row of a step."""
 _INPUTS, _WORDS = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 8, 2)
 """How blocks of inputs and of words lie in a multiprocessor's memory."""
 
 
-def reads(kernel: CodedWeight) -> bool:
-    """Whether the kernel reads such a weight, and this GPU runs it."""
-    is_read = kernel.block_words == TILE and kernel.offset is None and kernel.codes.shape[-2] in (1, TILE)
-    return is_read and device().compute_capability == "9.0"
+def multiply(
+    x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dtype, block_rows: int = BLOCK_ROWS
+) -> jax.Array:
+    """As `triton_kernel.multiply`, whose bits it gives with as many sections and `BLOCK_ROWS` rows of a tile.
 
-
-def multiply(x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dtype) -> jax.Array:
-    """As `triton_kernel.multiply`, whose bits it gives with as many sections."""
+    With `MANY_ROWS`, weights that have scales for groups of inputs are rounded to bfloat16.
+    """
     (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
     is_row = kernel.codes.shape[-2] == 1
-    sizes = Sizes(
-        # Whole tiles, so that as many programs of an engine as can share a compiled kernel: it takes seconds.
-        row_tiles=triton.cdiv(rows, BLOCK_ROWS),
-        width=width,
-        out_width=outputs,
+    tiles = _count_tiles(rows, kernel, block_rows) * sections
+    kind = Kind(
+        block_rows=block_rows,
+        columns=None if kernel.columns == width else kernel.columns,
         per_word=kernel.per_word,
-        columns=kernel.columns,
         scale_rows=kernel.scale_rows,
         has_zero=kernel.has_zero,
         is_int8=kernel.is_int8,
         is_row=is_row,
-        sections=sections,
     )
     codes = kernel.codes.reshape(-1, width if is_row else 2 * TILE)
     y = gluon_call(
         coded_matmul,
         (
-            TensorDescriptor.from_array(x, (BLOCK_ROWS, TILE), _INPUTS),
+            TensorDescriptor.from_array(x, (block_rows, TILE), _INPUTS),
             TensorDescriptor.from_array(codes, (TILE, 2 * TILE), _WORDS),
             kernel.scale,
+            outputs,
+            sections,
         ),
-        jax.ShapeDtypeStruct((sections, sizes.rows, outputs), jnp.float32)
+        jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
         if sections > 1
-        else jax.ShapeDtypeStruct((sizes.rows, outputs), dtype),
-        grid=(_count_programs(rows, kernel), sections),
+        else jax.ShapeDtypeStruct((rows, outputs), dtype),
+        grid=(min(tiles, _PROGRAMS), 1),
         num_warps=WARPS,
-        sizes=sizes,
+        kind=kind,
     )
-    y = sum(y[1:], start=y[0]).astype(dtype) if sections > 1 else y
-    return y[:rows]
+    return sum(y[1:], start=y[0]).astype(dtype) if sections > 1 else y
 
 
-def count_sections(rows: int, kernel: CodedWeight) -> int:
-    """The sections that take the least time: as each multiprocessor runs a program, all run in waves."""
-    programs, steps = _count_programs(rows, kernel), kernel.codes.shape[-3]
+def count_sections(rows: int, kernel: CodedWeight, *, block_rows: int = BLOCK_ROWS) -> int:
+    """The sections that take the least time, with tiles shared evenly by the multiprocessors."""
+    tiles, steps = _count_tiles(rows, kernel, block_rows), kernel.codes.shape[-3]
 
     def time(sections: int) -> int:
-        return triton.cdiv(programs * sections, _PROGRAMS) * (triton.cdiv(steps, sections) + _OVERHEAD)
+        waves = triton.cdiv(tiles * sections, _PROGRAMS)
+        sums = sections * rows * math.prod(kernel.out_axes) if sections > 1 else 0
+        return waves * (triton.cdiv(steps, sections) * block_rows + _OVERHEAD) + sums // _SUMS
 
     return min((n for n in (1, 2, 4, 8) if n <= max(1, steps // 2)), key=time)
 
 
-def _count_programs(rows: int, kernel: CodedWeight) -> int:
+def _count_tiles(rows: int, kernel: CodedWeight, block_rows: int) -> int:
     """Of a section."""
-    return triton.cdiv(math.prod(kernel.out_axes), _OUTPUTS) * triton.cdiv(rows, BLOCK_ROWS)
+    return triton.cdiv(math.prod(kernel.out_axes), _OUTPUTS) * triton.cdiv(rows, block_rows)

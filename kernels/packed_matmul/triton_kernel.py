@@ -10,6 +10,8 @@ from jax.typing import DTypeLike
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import hopper_kernel
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
+from jaxspec_kernels.packed_matmul.hopper_codes import BLOCK_ROWS, MANY_ROWS
+from jaxspec_kernels.packed_matmul.reference import HOPPER_ROWS, is_for_hopper
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
 from jaxspec_kernels.triton_call import triton_call
@@ -24,8 +26,8 @@ _PROGRAMS_OF_FEW_ROWS = 384
 _MOST_SECTIONS = 8
 _FEWEST_HOPPER_ROWS = 65
 """With fewer rows `hopper_kernel` is slower, on an H200."""
-_MOST_HOPPER_ROWS = 256
-"""With more rows the sums of sections, which it writes, would be large in exact mode."""
+_MOST_EXACT_ROWS = 256
+"""In exact mode, the sums of sections that it writes would be large with more rows."""
 
 
 class Tiles(NamedTuple):
@@ -48,9 +50,11 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     x = x.reshape(rows, kernel.width)
     dtype = jnp.dtype(out_dtype or x.dtype)
     of_exact = count_sections(kernel, _FEW_ROWS) if is_exact() else None
-    if _FEWEST_HOPPER_ROWS <= rows <= _MOST_HOPPER_ROWS and hopper_kernel.reads(kernel):
-        sections = of_exact or hopper_kernel.count_sections(rows, kernel)
-        y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype)
+    most = _MOST_EXACT_ROWS if of_exact else HOPPER_ROWS
+    if _FEWEST_HOPPER_ROWS <= rows <= most and is_for_hopper(kernel):
+        block_rows = MANY_ROWS if rows > BLOCK_ROWS and not of_exact else BLOCK_ROWS
+        sections = of_exact or hopper_kernel.count_sections(rows, kernel, block_rows=block_rows)
+        y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype, block_rows=block_rows)
     else:
         tiles = choose_tiles(rows, math.prod(kernel.out_axes), is_fp8=kernel.is_fp8)
         sections = of_exact or count_sections(kernel, rows)

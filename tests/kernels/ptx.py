@@ -30,6 +30,7 @@ def run_ptx(text, inputs, count=4):
         "and.b32": lambda a, b: a & b,
         "lop3.b32": lop3,
         "fma.rn.bf16x2": multiply_add,
+        "mul.rn.bf16x2": lambda a, b: multiply_add(a, b, np.full_like(a, 1 << 31 | 1 << 15)),
     }
     size = len(next(iter(inputs.values())))
     for line in re.findall(r"^([a-z].*);$", text, re.MULTILINE):

@@ -11,7 +11,7 @@ from jaxspec_kernels import coded_product as module
 from jaxspec_kernels.coded_product import FEW_FP8_ROWS, FEW_ROWS, SPLIT_ROWS, coded_product, is_gated_in_fp8
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import recorded
-from jaxspec_kernels.packed_matmul import pack_codes
+from jaxspec_kernels.packed_matmul import HOPPER_ROWS, pack_codes
 
 
 def weight(bits, activations=None, groups=2):
@@ -63,6 +63,13 @@ def test_rows_are_split_for_weights_with_a_scale_by_output(monkeypatch):
     exact = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64).reshape(256, 64)
     result = np.asarray(jax.jit(coded_product)(x, kernel), np.float64).reshape(exact.shape)
     assert np.linalg.norm(result - exact) < 3e-3 * np.linalg.norm(exact)  # one rounding to bfloat16
+    assert operations(rows(FEW_ROWS + 1), weight(8)) == ["expand_codes", "matmul"]
+
+
+def test_a_kernel_for_many_rows_multiplies_more_of_them_with_the_codes(monkeypatch):
+    monkeypatch.setattr(module, "is_for_hopper", lambda kernel: kernel.bits == 4)
+    assert operations(rows(HOPPER_ROWS), weight(4)) == ["packed_matmul"]
+    assert operations(rows(HOPPER_ROWS + 1), weight(4)) == ["expand_codes", "matmul"]
     assert operations(rows(FEW_ROWS + 1), weight(8)) == ["expand_codes", "matmul"]
 
 

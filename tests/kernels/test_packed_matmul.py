@@ -195,3 +195,29 @@ def test_the_kernels_ptx_expands_every_code_of_four_bits(text, operands):
         zero = 8 if operand is None else zeros[operand]
         expected = (words >> 4 * i & 15).astype(np.float32) - zero
         np.testing.assert_array_equal(values.view(np.uint16).view(ml_dtypes.bfloat16), expected)
+
+
+@pytest.mark.parametrize("code", range(4))
+def test_the_kernels_ptx_scales_a_code_and_rounds_it_once(code):
+    words = np.arange(1 << 16, dtype=np.uint16)
+    scale = np.random.default_rng(code).uniform(0.5, 2, 1 << 16).astype(np.float16).astype(np.float32)
+    high = scale.astype(ml_dtypes.bfloat16)
+    low = (scale - high.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    offset = np.full(1 << 16, -128 - 5).astype(ml_dtypes.bfloat16)
+    text = codes_ptx.one_code(4, code, is_int8=False, is_scaled=True)
+    inputs = {f"${i + 1}": each.view(np.uint32) for i, each in enumerate((words, offset, high, low))}
+    (values,) = run_ptx(text, inputs, 1)
+    exact = ((words >> 4 * code & 15).astype(np.float32) - 5) * scale
+    written = values.view(np.uint16).view(ml_dtypes.bfloat16)
+    assert (written == exact.astype(ml_dtypes.bfloat16)).mean() > 0.995
+    np.testing.assert_allclose(written.astype(np.float32), exact, rtol=2**-8)
+
+
+@pytest.mark.parametrize(("bits", "is_int8"), [(8, False), (8, True)])
+def test_one_code_is_expanded_as_all_are(bits, is_int8):
+    words = {"$2": np.arange(1 << 16, dtype=np.uint16).view(np.uint32)}
+    both = run_ptx(codes_ptx.INT8 if is_int8 else codes_ptx.FP8, words, 2)
+    for code, expected in enumerate(both):
+        text = codes_ptx.one_code(16 // bits, code, is_int8=is_int8, is_scaled=False)
+        (written,) = run_ptx(text, {"$1": words["$2"]}, 1)
+        np.testing.assert_array_equal(written, expected)

@@ -47,6 +47,11 @@ CASES = (
     Case("FP8, blocks, 100 rows", 100, 1024, 384, 8, 128, 128),
     Case("FP8, channels, 70 rows", 70, 256, 130, 8, 0),
     Case("INT8, channels, 80 rows", 80, 512, 128, 8, 0, is_int8=True),
+    Case("INT4, zero points, 300 rows", 300, 1024, 448, 4, 128, has_zero=True),
+    Case("INT4, groups of 64, 257 rows", 257, 2048, 192, 4, 64),
+    Case("INT4, channels, 140 rows", 140, 512, 192, 4, 0),
+    Case("FP8, blocks, 520 rows", 520, 1024, 384, 8, 128, 128),
+    Case("INT8, groups of 128, 200 rows", 200, 2048, 320, 8, 128, is_int8=True),
     *(
         Case(f"{name}, odd sizes", 7, 1024, 384, bits, group, scale_rows, has_zero)
         for name, bits, group, scale_rows, has_zero in _FORMATS
