@@ -21,7 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 _jaxlib: Any = gpu_triton
 _HOPPER = 90
-_DTYPES = {"bfloat16": "bf16", "float32": "fp32", "uint8": "u8", "uint32": "u32"}
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32", "int32": "i32", "uint8": "u8", "uint32": "u32"}
 _ALIGNMENT = 16
 """Bytes to which XLA aligns arrays, at least."""
 
@@ -29,36 +29,43 @@ _ALIGNMENT = 16
 def gluon_call(
     kernel: Any,
     inputs: Sequence[jax.Array | TensorDescriptor | int],
-    output: jax.ShapeDtypeStruct,
+    outputs: Sequence[jax.ShapeDtypeStruct],
     *,
+    num_zeroed: int = 0,
     grid: tuple[int, int],
     num_warps: int,
     **constants: Any,
-) -> jax.Array:
+) -> list[jax.Array]:
     """Launches `kernel` once, on a GPU of the Hopper generation.
 
     Args:
       kernel: a `gluon.jit` function. Its parameters are a pointer, a descriptor or a number per input, a
-        pointer to the output, and the constants.
+        pointer per output, and the constants.
       inputs: arrays, descriptors of arrays whose blocks the card's copy engine (TMA) loads, and int32
         numbers. Calls that differ only in numbers and in shapes share a compiled kernel.
-      output: the shape and dtype of the result; elements that the kernel does not write are undefined.
+      outputs: shapes and dtypes of the results; elements that the kernel does not write are undefined.
+      num_zeroed: how many of the outputs, the last ones, are zeros when the kernel starts.
       grid: the number of programs along two axes.
       num_warps: the warps of the first partition.
       **constants: `constexpr` parameters.
     """
-    parameters = tuple(_parameter(each) for each in (*inputs, output))
-    call = _call(kernel, parameters, grid, num_warps, ptx_version(), tuple(constants.items()))
+    parameters = [_parameter(each) for each in (*inputs, *outputs)]
+    for i in range(len(parameters) - num_zeroed, len(parameters)):
+        zeroed = outputs[i - len(inputs)]
+        parameters[i] = parameters[i]._replace(zeroed=zeroed.size * zeroed.dtype.itemsize)
+    call = _call(kernel, tuple(parameters), grid, num_warps, ptx_version(), tuple(constants.items()))
     given = [each for each in inputs if not isinstance(each, int)]
     arrays = [each.base if isinstance(each, TensorDescriptor) else each for each in given]
-    return jax.ffi.ffi_call("triton_kernel_call_ffi", output)(*arrays, opaque=call)
+    return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(outputs))(*arrays, opaque=call))
 
 
 class _Parameter(NamedTuple):
-    """A type as Triton writes it, the value of a number, and the sizes and strides of a descriptor."""
+    """A type as Triton writes it, the value of a number, how many bytes of an output are zeroed, and the
+    sizes and strides of a descriptor."""
 
     type: str
     value: int | None = None
+    zeroed: int = 0
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
@@ -74,7 +81,7 @@ def _parameter(each: "jax.Array | jax.ShapeDtypeStruct | TensorDescriptor | int"
     if isinstance(each, TensorDescriptor):
         block = ",".join(map(str, each.block_shape))
         kind = f"tensordesc<{_DTYPES[each.base.dtype.name]}[{block}],{each.layout!r}>"
-        return _Parameter(kind, None, each.shape, each.strides)
+        return _Parameter(kind, shape=each.shape, strides=each.strides)
     return _Parameter(f"*{_DTYPES[each.dtype.name]}")
 
 
@@ -99,7 +106,7 @@ def _call(
         elif each.value is not None:
             given.append(_jaxlib.create_scalar_parameter(each.value, each.type))
         else:
-            given.append(_jaxlib.create_array_parameter(0, _ALIGNMENT))
+            given.append(_jaxlib.create_array_parameter(each.zeroed, _ALIGNMENT))
     return zlib.compress(_jaxlib.TritonKernelCall(launched, *grid, 1, given).to_proto(kernel.__name__, b""))
 
 

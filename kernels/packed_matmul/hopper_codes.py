@@ -9,6 +9,7 @@ from functools import partial
 
 import triton.experimental.gluon.language as gl
 from jaxspec_kernels.packed_matmul.codes_ptx import one_code
+from jaxspec_kernels.packed_matmul.hopper_tiles import BLOCK_ROWS, MANY_ROWS
 from triton.experimental import gluon
 from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -25,13 +26,12 @@ GROUPS = 2
 WARPS = 4
 """Of a group."""
 WORD_STAGES = 3
-BLOCK_ROWS = 128
-MANY_ROWS = 256
-"""Rows of a tile where these are many. Registers then have room for one tile of sums instead of two."""
 _INPUT_BLOCKS = {BLOCK_ROWS: 8, MANY_ROWS: 5}
 """Of 64 inputs each. With three blocks of words that is up to 208 KB of a multiprocessor's 227."""
+ADDED_ROWS = 128
+"""Rows whose sums of sections are added at once."""
 _TILE, _GROUPS, _WARPS = gl.constexpr(TILE), gl.constexpr(GROUPS), gl.constexpr(WARPS)
-_WORD_STAGES = gl.constexpr(WORD_STAGES)
+_WORD_STAGES, _ADDED_ROWS = gl.constexpr(WORD_STAGES), gl.constexpr(ADDED_ROWS)
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,23 @@ def _expand_dims(value, axis, layout, _semantic=None):
 
 
 @gluon.jit
-def coded_matmul(x, codes, scale, outputs, sections, y, kind: gl.constexpr):
-    """Computes tiles of 128 outputs, or their sums over sections of the inputs.
+def coded_matmul(x, codes, scale, outputs, whole, sections, y, parts, counts, kind: gl.constexpr):
+    """Computes tiles of 128 outputs. Those after the first ones are split, for more programs to have work.
 
     Args:
       x: bfloat16 [rows, width].
       codes: u8 [tiles * blocks * 64, 128], or [outputs, width] if they are rows.
       scale: u32 [groups, scales].
       outputs: i32.
-      sections: i32, of the inputs, each summed apart.
-      y: [rows, outputs]; f32 [sections, rows, outputs] if there are several.
+      whole: i32, the tiles that are not split.
+      sections: i32, of the inputs of a tile that is split. Its sums are added in order by the program that
+        is the last to finish.
+      y: [rows, outputs].
+      parts: f32 [split tiles, 2, sections, rows of a tile, 64], the sums of sections.
+      counts: i32 [split tiles, 2], zeros: the sections that are finished.
     """
-    sizes = (x.shape[0], x.shape[1] // (_TILE * kind.per_word), outputs, sections)
+    sizes = (x.shape[0], x.shape[1] // (_TILE * kind.per_word), outputs, whole, sections)
+    results = (y, parts, counts)
     word_shape: gl.constexpr = [_WORD_STAGES * _GROUPS, _TILE, 2 * _TILE]
     words = gl.allocate_shared_memory(gl.uint8, word_shape, codes.layout)
     input_shape: gl.constexpr = [kind.input_blocks, kind.block_rows, _TILE]
@@ -141,8 +146,8 @@ def coded_matmul(x, codes, scale, outputs, sections, y, kind: gl.constexpr):
     input_ring = (inputs, inputs_full, inputs_empty)
     gl.warp_specialize(
         [
-            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(0), sizes, kind)),
-            (_multiply, (word_ring, input_ring, turns, scale, y, gl.constexpr(1), sizes, kind)),
+            (_multiply, (word_ring, input_ring, turns, scale, results, gl.constexpr(0), sizes, kind)),
+            (_multiply, (word_ring, input_ring, turns, scale, results, gl.constexpr(1), sizes, kind)),
             (_load_words, (word_ring, codes, sizes, kind)),
             (_load_inputs, (input_ring, x, sizes, kind)),
         ],
@@ -171,41 +176,44 @@ def _next(stage, phase, stages: gl.constexpr):
 
 @gluon.jit
 def _count_tiles(sizes, kind: gl.constexpr):
-    """Tiles of rows, and those of the result."""
-    rows, _, outputs, _ = sizes
+    """Tiles of rows, and all of the result."""
+    rows, _, outputs, _, _ = sizes
     row_tiles = gl.cdiv(rows, kind.block_rows)
     return row_tiles, row_tiles * gl.cdiv(outputs, _GROUPS * _TILE)
 
 
 @gluon.jit
-def _tiles(sizes, kind: gl.constexpr):
-    """Of all sections; programs share them."""
-    _, _, _, sections = sizes
+def _count_work(sizes, kind: gl.constexpr):
+    """Tiles and sections of tiles, which programs share."""
+    _, _, _, whole, sections = sizes
     _, tiles = _count_tiles(sizes, kind)
-    return sections * tiles
+    return whole + (tiles - whole) * sections
 
 
 @gluon.jit
 def _place(index, sizes, kind: gl.constexpr):
-    """A tile's section, first row and first tile of codes, and the first and the last step, exclusive."""
-    _, steps, _, sections = sizes
-    row_tiles, tiles = _count_tiles(sizes, kind)
-    section = index // tiles
-    length = gl.cdiv(steps, sections)
+    """A tile's place among those that are split, negative if it is not, and its section; its first row and
+    first tile of codes; and the first and the last step, exclusive."""
+    _, steps, _, whole, sections = sizes
+    row_tiles, _ = _count_tiles(sizes, kind)
+    beyond = gl.maximum(index - whole, 0)
+    tile = gl.minimum(index, whole) + beyond // sections
+    section = beyond % sections
+    length = gl.where(index < whole, steps, gl.cdiv(steps, sections))
     first = section * length
     last = gl.minimum(steps, first + length)
-    tile = index % tiles
-    return section, tile % row_tiles * kind.block_rows, tile // row_tiles * _GROUPS, first, last
+    row = tile % row_tiles * kind.block_rows
+    return tile - whole, section, row, tile // row_tiles * _GROUPS, first, last
 
 
 @gluon.jit
 def _load_words(ring, codes, sizes, kind: gl.constexpr):
     words, full, empty = ring
-    _, steps, _, _ = sizes
+    _, steps, _, _, _ = sizes
     stage = 0
     phase = 1
-    for index in range(gl.program_id(0), _tiles(sizes, kind), gl.num_programs(0)):
-        _, _, tile, first, last = _place(index, sizes, kind)
+    for index in range(gl.program_id(0), _count_work(sizes, kind), gl.num_programs(0)):
+        _, _, _, tile, first, last = _place(index, sizes, kind)
         for step in range(first, last):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), _GROUPS * codes.nbytes_per_cta)
@@ -224,8 +232,8 @@ def _load_inputs(ring, x, sizes, kind: gl.constexpr):
     chain: gl.constexpr = kind.chain
     stage = 0
     phase = 1
-    for index in range(gl.program_id(0), _tiles(sizes, kind), gl.num_programs(0)):
-        _, row, _, first, last = _place(index, sizes, kind)
+    for index in range(gl.program_id(0), _count_work(sizes, kind), gl.num_programs(0)):
+        _, _, row, _, first, last = _place(index, sizes, kind)
         for block in range(first * kind.chains, last * kind.chains):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), kind.chain * x.nbytes_per_cta)
@@ -236,7 +244,7 @@ def _load_inputs(ring, x, sizes, kind: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes, kind: gl.constexpr):
+def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr, sizes, kind: gl.constexpr):
     """Computes 64 outputs of tiles.
 
     Warps wait while tensor cores read their registers. So the groups take turns: while one multiplies, the
@@ -252,7 +260,8 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
     chains: gl.constexpr = kind.chains
     as_words: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     transposed: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2, transposed=True)
-    rows, steps, outputs, _ = sizes
+    y, parts, counts = results
+    _, steps, outputs, _, sections = sizes
     group_scales = outputs // kind.scale_rows if kind.by_group else 0
     last_group = steps * kind.step_groups - 1
     stage = 0
@@ -260,8 +269,8 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
     input_stage = 0
     input_phase = 0
     turn = 1 - group
-    for index in range(gl.program_id(0), _tiles(sizes, kind), gl.num_programs(0)):
-        section, row, tile, first, last = _place(index, sizes, kind)
+    for index in range(gl.program_id(0), _count_work(sizes, kind), gl.num_programs(0)):
+        split, section, row, tile, first, last = _place(index, sizes, kind)
         first_column = (tile + group) * _TILE
         of_sums = _own_scales(scale, first_column, gl.SliceLayout(1, layout), outputs, kind)
         of_codes = _own_scales(scale, first_column, gl.SliceLayout(1, operand), outputs, kind)
@@ -313,8 +322,17 @@ def _multiply(word_ring, input_ring, turns, scale, y, group: gl.constexpr, sizes
             stage, phase = _next(stage, phase, _WORD_STAGES)
         if not kind.by_group:
             sums *= _factor(next_of_sums, layout, kind)
-        own_y = y + section.to(gl.int64) * rows * outputs
-        _store(own_y, sums.to(y.dtype.element_ty), row, first_column, sizes, kind)
+        if split < 0:
+            _store(y, sums.to(y.dtype.element_ty), row, first_column, sizes, kind)
+        else:
+            own = split * _GROUPS + group
+            own_parts = parts + own.to(gl.int64) * sections * (_TILE * block_rows)
+            _store_part(own_parts + section * (_TILE * block_rows), sums, kind)
+            # All threads have written before one of them says so.
+            gl.barrier()
+            if gl.atomic_add(counts + own, 1, sem="acq_rel") == sections - 1:
+                gl.barrier()
+                _add_parts(own_parts, y, row, first_column, sizes, kind)
 
 
 @gluon.jit
@@ -384,15 +402,50 @@ def _factor(scale, layout: gl.constexpr, kind: gl.constexpr):
     return _expand_dims(factor, 1, layout) if len(factor.shape) else factor
 
 
+@gluon.constexpr_function
+def _by_outputs(dtype):
+    """The layout of 64 outputs times rows in which a thread has 16 bytes of adjacent outputs."""
+    each = 128 // dtype.primitive_bitwidth
+    return gl.BlockedLayout([each, 1], [TILE // each, each // 2], [1, WARPS], [0, 1])
+
+
 @gluon.jit
 def _store(y, tile, row, first_column, sizes, kind: gl.constexpr):
-    """Writes a tile of 64 outputs by rows; a thread writes 16 bytes of adjacent outputs."""
-    rows, _, outputs, _ = sizes
-    each: gl.constexpr = 4 if y.dtype.element_ty == gl.float32 else 8
-    lanes: gl.constexpr = gl.BlockedLayout([each, 1], [_TILE // each, each // 2], [1, _WARPS], [0, 1])
-    tile = gl.convert_layout(tile, lanes)
-    column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, lanes))
-    own_row = row + gl.arange(0, kind.block_rows, gl.SliceLayout(0, lanes))
-    out = _expand_dims(own_row.to(gl.int64) * outputs, 0, lanes) + _expand_dims(column, 1, lanes)
-    mask = _expand_dims(own_row < rows, 0, lanes) & _expand_dims(column < outputs, 1, lanes)
+    """Writes 64 outputs of rows from one on."""
+    rows, _, outputs, _, _ = sizes
+    layout: gl.constexpr = _by_outputs(y.dtype.element_ty)
+    tile = gl.convert_layout(tile, layout)
+    column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, layout))
+    own_row = row + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
+    out = _expand_dims(own_row.to(gl.int64) * outputs, 0, layout) + _expand_dims(column, 1, layout)
+    mask = _expand_dims(own_row < rows, 0, layout) & _expand_dims(column < outputs, 1, layout)
     gl.store(y + out, tile, mask=mask)
+
+
+@gluon.jit
+def _in_part(rows: gl.constexpr):
+    """Where the sums of 64 outputs of rows are in a part."""
+    layout: gl.constexpr = _by_outputs(gl.float32)
+    own_row = gl.arange(0, rows, gl.SliceLayout(0, layout)) * _TILE
+    column = gl.arange(0, _TILE, gl.SliceLayout(1, layout))
+    return _expand_dims(own_row, 0, layout) + _expand_dims(column, 1, layout)
+
+
+@gluon.jit
+def _store_part(part, tile, kind: gl.constexpr):
+    """Writes the sums of 64 outputs."""
+    layout: gl.constexpr = _by_outputs(gl.float32)
+    gl.store(part + _in_part(kind.block_rows), gl.convert_layout(tile, layout))
+
+
+@gluon.jit
+def _add_parts(parts, y, row, first_column, sizes, kind: gl.constexpr):
+    """Adds the sums of a tile's sections, and writes 64 outputs."""
+    _, _, _, _, sections = sizes
+    size: gl.constexpr = _TILE * kind.block_rows
+    for i in range(kind.block_rows // _ADDED_ROWS):
+        own = parts + i * (_TILE * _ADDED_ROWS) + _in_part(_ADDED_ROWS)
+        sums = gl.load(own)
+        for section in range(1, sections):
+            sums += gl.load(own + section * size)
+        _store(y, sums.to(y.dtype.element_ty), row + i * _ADDED_ROWS, first_column, sizes, kind)

@@ -8,30 +8,36 @@ import triton
 from jax_triton import TensorDescriptor
 from jaxspec_kernels.gluon_call import gluon_call
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.packed_matmul.hopper_codes import BLOCK_ROWS, GROUPS, TILE, WARPS, Kind, coded_matmul
+from jaxspec_kernels.packed_matmul.hopper_codes import GROUPS, TILE, WARPS, Kind, coded_matmul
+from jaxspec_kernels.packed_matmul.hopper_tiles import PROGRAMS, split_tiles
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 _OUTPUTS = GROUPS * TILE
-_PROGRAMS = 132
-"""Multiprocessors of an H100 or H200, each of which has room for one program."""
-_OVERHEAD = 3 * BLOCK_ROWS
-"""Rows times steps that take as long as the beginning and end of a tile."""
-_SUMS = 7000
-"""Sums of sections that all multiprocessors write and add while each multiplies a row of a step."""
 _INPUTS, _WORDS = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 8, 2)
 """How blocks of inputs and of words lie in a multiprocessor's memory."""
 
 
 def multiply(
-    x: jax.Array, kernel: CodedWeight, *, sections: int, dtype: jnp.dtype, block_rows: int = BLOCK_ROWS
+    x: jax.Array, kernel: CodedWeight, *, dtype: jnp.dtype, block_rows: int, sections: int | None = None
 ) -> jax.Array:
-    """As `triton_kernel.multiply`, whose bits it gives with as many sections and `BLOCK_ROWS` rows of a tile.
+    """x [rows, width] @ kernel, [rows, outputs].
 
-    With `MANY_ROWS`, weights that have scales for groups of inputs are rounded to bfloat16.
+    With `BLOCK_ROWS`, as many sections give the bits of `triton_kernel.multiply`. With `MANY_ROWS`, weights
+    that have scales for groups of inputs are rounded to bfloat16.
+
+    Args:
+      dtype: of the result.
+      block_rows: rows of a tile, `BLOCK_ROWS` or `MANY_ROWS`.
+      sections: of the inputs, which are summed apart and then added in order; None for what takes the least
+        time, which may differ between tiles.
     """
     (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
     is_row = kernel.codes.shape[-2] == 1
-    tiles = _count_tiles(rows, kernel, block_rows) * sections
+    tiles = triton.cdiv(outputs, _OUTPUTS) * triton.cdiv(rows, block_rows)
+    if sections is None:
+        whole, sections = split_tiles(tiles, kernel.codes.shape[-3], kernel.per_word, block_rows)
+    else:
+        whole = 0 if sections > 1 else tiles
     kind = Kind(
         block_rows=block_rows,
         columns=None if kernel.columns == width else kernel.columns,
@@ -42,37 +48,25 @@ def multiply(
         is_row=is_row,
     )
     codes = kernel.codes.reshape(-1, width if is_row else 2 * TILE)
-    y = gluon_call(
+    split = max(tiles - whole, 1)
+    y, *_ = gluon_call(
         coded_matmul,
         (
             TensorDescriptor.from_array(x, (block_rows, TILE), _INPUTS),
             TensorDescriptor.from_array(codes, (TILE, 2 * TILE), _WORDS),
             kernel.scale,
             outputs,
+            whole,
             sections,
         ),
-        jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
-        if sections > 1
-        else jax.ShapeDtypeStruct((rows, outputs), dtype),
-        grid=(min(tiles, _PROGRAMS), 1),
+        (
+            jax.ShapeDtypeStruct((rows, outputs), dtype),
+            jax.ShapeDtypeStruct((split, GROUPS, sections, block_rows, TILE), jnp.float32),
+            jax.ShapeDtypeStruct((split, GROUPS), jnp.int32),
+        ),
+        num_zeroed=1 if whole < tiles else 0,
+        grid=(min(whole + (tiles - whole) * sections, PROGRAMS), 1),
         num_warps=WARPS,
         kind=kind,
     )
-    return sum(y[1:], start=y[0]).astype(dtype) if sections > 1 else y
-
-
-def count_sections(rows: int, kernel: CodedWeight, *, block_rows: int = BLOCK_ROWS) -> int:
-    """The sections that take the least time, with tiles shared evenly by the multiprocessors."""
-    tiles, steps = _count_tiles(rows, kernel, block_rows), kernel.codes.shape[-3]
-
-    def time(sections: int) -> int:
-        waves = triton.cdiv(tiles * sections, _PROGRAMS)
-        sums = sections * rows * math.prod(kernel.out_axes) if sections > 1 else 0
-        return waves * (triton.cdiv(steps, sections) * block_rows + _OVERHEAD) + sums // _SUMS
-
-    return min((n for n in (1, 2, 4, 8) if n <= max(1, steps // 2)), key=time)
-
-
-def _count_tiles(rows: int, kernel: CodedWeight, block_rows: int) -> int:
-    """Of a section."""
-    return triton.cdiv(math.prod(kernel.out_axes), _OUTPUTS) * triton.cdiv(rows, block_rows)
+    return y

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import hopper_kernel
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.packed_matmul.hopper_codes import BLOCK_ROWS, MANY_ROWS
+from jaxspec_kernels.packed_matmul.hopper_tiles import BLOCK_ROWS, MANY_ROWS
 from jaxspec_kernels.packed_matmul.reference import HOPPER_ROWS, is_for_hopper
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
@@ -53,8 +53,7 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     most = _MOST_EXACT_ROWS if of_exact else HOPPER_ROWS
     if _FEWEST_HOPPER_ROWS <= rows <= most and is_for_hopper(kernel):
         block_rows = MANY_ROWS if rows > BLOCK_ROWS and not of_exact else BLOCK_ROWS
-        sections = of_exact or hopper_kernel.count_sections(rows, kernel, block_rows=block_rows)
-        y = hopper_kernel.multiply(x, kernel, sections=sections, dtype=dtype, block_rows=block_rows)
+        y = hopper_kernel.multiply(x, kernel, dtype=dtype, block_rows=block_rows, sections=of_exact)
     else:
         tiles = choose_tiles(rows, math.prod(kernel.out_axes), is_fp8=kernel.is_fp8)
         sections = of_exact or count_sections(kernel, rows)

@@ -10,6 +10,7 @@ import pytest
 from bench.kernel_cases.packed_matmul import CASES, Case
 from bench.random_codes import random_codes
 from jaxspec_kernels.packed_matmul import codes_ptx, expand_codes, pack_codes, packed_matmul
+from jaxspec_kernels.packed_matmul.hopper_tiles import MANY_ROWS, PROGRAMS, split_tiles
 from op_base import OpTest
 from ptx import run_ptx
 
@@ -221,3 +222,19 @@ def test_one_code_is_expanded_as_all_are(bits, is_int8):
         text = codes_ptx.one_code(16 // bits, code, is_int8=is_int8, is_scaled=False)
         (written,) = run_ptx(text, {"$1": words["$2"]}, 1)
         np.testing.assert_array_equal(written, expected)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "steps", "plan"),
+    [
+        (448, 16, (3 * PROGRAMS, 2)),
+        (160, 56, (PROGRAMS, 4)),
+        (32, 56, (0, 4)),
+        (896, 16, (896, 1)),
+        (PROGRAMS, 56, (PROGRAMS, 1)),
+        (1, 1, (1, 1)),
+    ],
+    ids=["4th round is part", "2nd round is part", "few tiles", "full rounds", "one round", "one step"],
+)
+def test_tiles_are_split_where_programs_would_have_none(tiles, steps, plan):
+    assert split_tiles(tiles, steps, 4, MANY_ROWS) == plan

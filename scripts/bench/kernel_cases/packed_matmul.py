@@ -52,6 +52,7 @@ CASES = (
     Case("INT4, channels, 140 rows", 140, 512, 192, 4, 0),
     Case("FP8, blocks, 520 rows", 520, 1024, 384, 8, 128, 128),
     Case("INT8, groups of 128, 200 rows", 200, 2048, 320, 8, 128, is_int8=True),
+    Case("INT4, whole and split tiles", 300, 1024, 11264, 4, 128, has_zero=True),
     *(
         Case(f"{name}, odd sizes", 7, 1024, 384, bits, group, scale_rows, has_zero)
         for name, bits, group, scale_rows, has_zero in _FORMATS
