@@ -60,7 +60,7 @@ def random_module(
         if not isinstance(variable, nnx.Param):
             continue  # a table, filled by the caller
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
-            fill, place = _packed(partial(random_mxfp4, shape=shape), mesh, placed_by)
+            fill, place = _packed(random_mxfp4, (("shape", shape),), mesh, placed_by)
         elif codes and _is_quantised(variable.get_metadata("source"), quantised):
             source = variable.get_metadata("source")
             options: dict[str, Any] = {"shape": shape, "bits": 4 if codes in ("int4", "awq") else 8}
@@ -70,12 +70,10 @@ def random_module(
                 options["group"] = 0
             if codes == "awq":
                 options["has_zero"] = True
-            if isinstance(source, Stacked):
-                make_codes: Any = partial(random_coded_experts, **options)
-            else:
-                options["activations"] = activations
-                make_codes = partial(random_codes, inner=len(source.in_shape), **options)
-            fill, place = _packed(make_codes, mesh, placed_by)
+            if not isinstance(source, Stacked):
+                options |= {"activations": activations, "inner": len(source.in_shape)}
+            make_codes = random_coded_experts if isinstance(source, Stacked) else random_codes
+            fill, place = _packed(make_codes, tuple(options.items()), mesh, placed_by)
         else:
             initial, source = (variable.get_metadata(name) for name in ("initial", "source"))
             fill, place = _copied(initial, source), sharding(mesh, placed_by, shape)
@@ -98,13 +96,18 @@ def _is_quantised(source: Any, names: tuple[str, ...]) -> bool:
     return is_used and source.tensors[0][0].endswith(names)
 
 
+@cache
 def _packed(
-    make: Callable[[jax.Array], Any], mesh: Mesh, axes: tuple[str | None, ...] | None
+    make: Callable[..., Any],
+    options: tuple[tuple[str, Any], ...],
+    mesh: Mesh,
+    axes: tuple[str | None, ...] | None,
 ) -> tuple[Any, Any]:
-    weight = jax.eval_shape(make, jax.random.key(0))
+    """Fills a parameter by `make`, and where it is placed; the same for all layers."""
+    weight = jax.eval_shape(partial(make, **dict(options)), jax.random.key(0))
     place = packed_sharding(weight, mesh, axes)
     assert place is not None, "the devices' parts would cut a block"
-    return lambda key: make(key()), place
+    return lambda key: make(key(), **dict(options)), place
 
 
 @cache

@@ -1,9 +1,12 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import bench.shapes
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bench import random_weights
 from bench.random_weights import random_module
 from bench.shapes import SHAPES, build_models
 from bench.traffic import weight_bytes
@@ -58,6 +61,22 @@ def test_copied_heads_have_the_numbers_of_the_network_without_copies():
     for variable, source in declared(copied):
         value = np.asarray(variable.get_value())
         np.testing.assert_array_equal(source.join(source.split(value)), value)  # all copies are equal
+
+
+def test_layers_with_codes_share_programs_that_make_them(monkeypatch):
+    monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype, devices: True)
+    llama = SHAPES["llama3-8b"]
+    target = llama.target | {"hidden_size": 256, "intermediate_size": 384, "vocab_size": 64}
+    target |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 3}
+    compiled = []
+
+    def jit(function, **options):
+        return jax.jit(lambda key: (compiled.append(1), function(key))[1], **options)
+
+    monkeypatch.setattr(random_weights, "jax", SimpleNamespace(**vars(jax) | {"jit": jit}))
+    build_models(replace(llama, target=target, codes="awq"), num_drafts=0, dtype=jnp.dtype(jnp.bfloat16))
+    # Queries, keys and values, their output, gate and up, and down; embedding, output rows and norms.
+    assert len(compiled) <= 7
 
 
 @pytest.mark.parametrize(("codes", "bits"), [("fp8", 8), ("int4", 4), ("awq", 4)])
