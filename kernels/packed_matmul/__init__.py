@@ -4,7 +4,7 @@ from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts, stack_codes
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight, block_words, pack_codes, tile_outputs
 from jaxspec_kernels.packed_matmul.expand_reference import expand_codes as expand_reference
-from jaxspec_kernels.packed_matmul.reference import HOPPER_ROWS, is_for_hopper
+from jaxspec_kernels.packed_matmul.hopper_tiles import HOPPER_ROWS, is_for_hopper
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 
 packed_matmul = Op("packed_matmul", xla=reference, triton="packed_matmul.triton_kernel")

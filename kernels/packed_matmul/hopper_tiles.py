@@ -1,5 +1,10 @@
-"""How the programs of `hopper_codes` share tiles. Needs no Triton."""
+"""Which products `hopper_codes` computes, and how its programs share tiles. Needs no Triton."""
 
+from jaxspec_kernels.op import device, why_not
+from jaxspec_kernels.packed_matmul.coded_weight import BLOCK_WORDS, TILE, CodedWeight
+
+HOPPER_ROWS = 2048
+"""Up to so many rows take no longer with the codes than with the expanded weight, on an H200."""
 BLOCK_ROWS = 128
 MANY_ROWS = 256
 """Rows of a tile where these are many. Registers then have room for one tile of sums instead of two."""
@@ -10,6 +15,13 @@ _TILE_BLOCKS = 12
 _SECTION_BLOCKS = 3
 """The same, with any number of rows, for writing and adding the sums of one of a tile's sections."""
 _MOST_SECTIONS = 8
+
+
+def is_for_hopper(kernel: CodedWeight) -> bool:
+    """Whether this GPU is of the Hopper generation, and its kernel for many rows reads the weight."""
+    is_hopper = getattr(device(), "compute_capability", None) == "9.0" and why_not("triton") is None
+    is_tiled = kernel.block_words == BLOCK_WORDS and kernel.codes.shape[-2] in (1, TILE)
+    return is_hopper and is_tiled and kernel.offset is None
 
 
 def split_tiles(tiles: int, steps: int, per_word: int, block_rows: int) -> tuple[int, int]:
@@ -31,5 +43,5 @@ def split_tiles(tiles: int, steps: int, per_word: int, block_rows: int) -> tuple
         return -(-whole // PROGRAMS) * (steps * per_word + one_tile) + split
 
     full = tiles // PROGRAMS * PROGRAMS
-    split = ((whole, sections) for sections in range(2, _MOST_SECTIONS + 1) for whole in {0, full} - {tiles})
-    return min([(tiles, 1), *split], key=time)
+    plans = ((whole, sections) for sections in range(2, _MOST_SECTIONS + 1) for whole in {0, full} - {tiles})
+    return min([(tiles, 1), *plans], key=time)

@@ -10,8 +10,7 @@ from jax.typing import DTypeLike
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import hopper_kernel
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.packed_matmul.hopper_tiles import BLOCK_ROWS, MANY_ROWS
-from jaxspec_kernels.packed_matmul.reference import HOPPER_ROWS, is_for_hopper
+from jaxspec_kernels.packed_matmul.hopper_tiles import BLOCK_ROWS, HOPPER_ROWS, MANY_ROWS, is_for_hopper
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
 from jaxspec_kernels.triton_call import triton_call

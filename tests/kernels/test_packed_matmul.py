@@ -1,6 +1,7 @@
 """Products with weights in codes: what codes stand for, and what the kernel's PTX makes of them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,15 @@ import numpy as np
 import pytest
 from bench.kernel_cases.packed_matmul import CASES, Case
 from bench.random_codes import random_codes
-from jaxspec_kernels.packed_matmul import codes_ptx, expand_codes, pack_codes, packed_matmul
-from jaxspec_kernels.packed_matmul.hopper_tiles import MANY_ROWS, PROGRAMS, split_tiles
+from jaxspec_kernels.packed_matmul import (
+    CodedWeight,
+    codes_ptx,
+    expand_codes,
+    hopper_tiles,
+    pack_codes,
+    packed_matmul,
+)
+from jaxspec_kernels.packed_matmul.hopper_tiles import MANY_ROWS, PROGRAMS, is_for_hopper, split_tiles
 from op_base import OpTest
 from ptx import run_ptx
 
@@ -238,3 +246,16 @@ def test_one_code_is_expanded_as_all_are(bits, is_int8):
 )
 def test_tiles_are_split_where_programs_would_have_none(tiles, steps, plan):
     assert split_tiles(tiles, steps, 4, MANY_ROWS) == plan
+
+
+def test_hoppers_kernel_reads_whole_tiles_without_offsets_on_hopper(monkeypatch):
+    monkeypatch.setattr(hopper_tiles, "why_not", lambda implementation: None)
+    monkeypatch.setattr(hopper_tiles, "device", lambda: SimpleNamespace(compute_capability="9.0"))
+    tiled = CodedWeight(np.zeros((2, 4, 64, 128), np.uint8), np.zeros((8, 128), np.uint32), bits=4)
+    assert is_for_hopper(tiled)
+    assert is_for_hopper(replace(tiled, codes=np.zeros((128, 4, 1, 128), np.uint8)))  # rows, as cuBLAS reads
+    assert not is_for_hopper(replace(tiled, offset=np.zeros((16, 128), np.float32)))
+    assert not is_for_hopper(replace(tiled, codes=np.zeros((4, 4, 32, 128), np.uint8)))
+    assert not is_for_hopper(replace(tiled, codes=np.zeros((2, 8, 64, 64), np.uint8)))
+    monkeypatch.setattr(hopper_tiles, "device", lambda: SimpleNamespace(compute_capability="8.9"))
+    assert not is_for_hopper(tiled)
