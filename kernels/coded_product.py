@@ -12,6 +12,8 @@ from jaxspec_kernels.packed_matmul import (
     HOPPER_ROWS,
     CodedWeight,
     expand_codes,
+    gate,
+    gated_packed_matmul,
     is_for_hopper,
     packed_matmul,
 )
@@ -38,16 +40,17 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     `packed_matmul` expands it, for all but the longest prompts. Inside `exact`, all numbers of rows are
     multiplied with the codes, so that a row has the same bits.
     """
-    rows = math.prod(x.shape[:-1])
-    is_rounded = _rounds(kernel)
-    is_split = not is_rounded and reads(kernel) and has_output_scales(kernel) and runs_here()
-    few = HOPPER_ROWS if is_for_hopper(kernel) else FEW_ROWS
-    few = FEW_FP8_ROWS if is_rounded or is_split else few
-    if is_exact() or rows <= few or x.dtype != jnp.bfloat16:
+    if _reads_codes(x, kernel):
         return packed_matmul(x, kernel, out_dtype=out_dtype)
-    if is_rounded or (is_split and rows <= SPLIT_ROWS):
+    is_rounded = _rounds(kernel)
+    if is_rounded or (_splits(kernel) and math.prod(x.shape[:-1]) <= SPLIT_ROWS):
         return fp8_matmul(x, kernel, terms=1 if is_rounded else 2, out_dtype=out_dtype)
     return matmul(x, expand_codes(x, kernel), out_dtype=out_dtype)
+
+
+def gated_coded_product(x: jax.Array, gate_up: CodedWeight) -> jax.Array:
+    """SiLU of gates times ups, as `coded_product` gives them; see `gated_packed_matmul`."""
+    return gated_packed_matmul(x, gate_up) if _reads_codes(x, gate_up) else gate(coded_product(x, gate_up))
 
 
 def is_gated_in_fp8(x: jax.Array, gate_up: object, down: object) -> bool:
@@ -59,6 +62,18 @@ def is_gated_in_fp8(x: jax.Array, gate_up: object, down: object) -> bool:
     return all(
         isinstance(each, CodedWeight) and _rounds(each) and has_output_scales(each) for each in weights
     )
+
+
+def _reads_codes(x: jax.Array, kernel: CodedWeight) -> bool:
+    """Whether rows are multiplied with the codes."""
+    few = HOPPER_ROWS if is_for_hopper(kernel) else FEW_ROWS
+    few = FEW_FP8_ROWS if _rounds(kernel) or _splits(kernel) else few
+    return is_exact() or math.prod(x.shape[:-1]) <= few or x.dtype != jnp.bfloat16
+
+
+def _splits(kernel: CodedWeight) -> bool:
+    """Whether some rows are split in two for FP8 for this weight, unless it `_rounds` them."""
+    return reads(kernel) and has_output_scales(kernel) and runs_here()
 
 
 def _rounds(kernel: CodedWeight) -> bool:

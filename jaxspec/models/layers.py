@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxspec_kernels.coded_product import is_gated_in_fp8
+from jaxspec_kernels.coded_product import gated_coded_product, is_gated_in_fp8
 from jaxspec_kernels.fp8_matmul import gated_fp8_matmul
 from jaxspec_kernels.matmul import PackedRows, PackedWeight
+from jaxspec_kernels.packed_matmul import CodedWeight
 from jaxspec_kernels.rms_norm import rms_norm
 
 from jaxspec.attention import AnyMemory, PagedMemory, RopeTables, pairs_to_halves, within_to_halves
@@ -368,6 +369,8 @@ class MLP(nnx.Module):
         down: Any = self.down.kernel[...]
         if self._is_plain and is_gated_in_fp8(x, gate_up, down):
             return self.down.add_up(gated_fp8_matmul(x, gate_up, down), gate_up.shape[-1])
+        if self._is_plain and isinstance(gate_up, CodedWeight):
+            return self.down(gated_coded_product(x, gate_up))
         fused = product(x, gate_up)
         if self.gate_up_bias is not None:
             fused = fused + self.gate_up_bias[...]

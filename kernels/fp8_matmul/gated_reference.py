@@ -3,6 +3,7 @@
 import jax
 from jaxspec_kernels.fp8_matmul.reference import fp8_matmul
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
+from jaxspec_kernels.packed_matmul.reference import gate
 
 
 def gated_fp8_matmul(x: jax.Array, gate_up: CodedWeight, down: CodedWeight) -> jax.Array:
@@ -15,5 +16,4 @@ def gated_fp8_matmul(x: jax.Array, gate_up: CodedWeight, down: CodedWeight) -> j
     Returns:
       [..., out axes], of the dtype of x.
     """
-    fused = fp8_matmul(x, gate_up)
-    return fp8_matmul(jax.nn.silu(fused[..., 0, :]) * fused[..., 1, :], down)
+    return fp8_matmul(gate(fp8_matmul(x, gate_up)), down)

@@ -30,7 +30,10 @@ _INPUT_BLOCKS = {BLOCK_ROWS: 8, MANY_ROWS: 5}
 """Of 64 inputs each. With three blocks of words that is up to 208 KB of a multiprocessor's 227."""
 ADDED_ROWS = 128
 """Rows whose sums of sections are added at once."""
+GATED = 8
+"""Adjacent outputs of gate, then as many of up, in a tile of a gated product: a thread has sums of both."""
 _TILE, _GROUPS, _WARPS = gl.constexpr(TILE), gl.constexpr(GROUPS), gl.constexpr(WARPS)
+_GATED = gl.constexpr(GATED)
 _WORD_STAGES, _ADDED_ROWS = gl.constexpr(WORD_STAGES), gl.constexpr(ADDED_ROWS)
 
 
@@ -43,6 +46,7 @@ class Kind:
       columns: inputs that share a scale; None if all of an output do.
       per_word, scale_rows, has_zero, is_int8: see `CodedWeight`.
       is_row: whether the codes of an output are a row, instead of those of 64 outputs a tile.
+      is_gated: whether the result is SiLU of the first half of the outputs times the second half.
     """
 
     block_rows: int
@@ -52,6 +56,17 @@ class Kind:
     has_zero: bool
     is_int8: bool
     is_row: bool
+    is_gated: bool
+
+    @property
+    def box(self) -> int:
+        """Adjacent outputs whose words are loaded at once."""
+        return GATED if self.is_gated else TILE
+
+    @property
+    def results(self) -> int:
+        """Adjacent outputs of a tile's result."""
+        return TILE // 2 if self.is_gated else TILE
 
     @property
     def by_group(self) -> bool:
@@ -115,9 +130,31 @@ def _expand_dims(value, axis, layout, _semantic=None):
     return _semantic.tensor(handle, gl.distributed_type(value.dtype, shape, layout))
 
 
+@builtin
+def _gates_and_ups(sums, _semantic=None):
+    """The sums of gate and those of up in a tile, [32, rows] each, as every thread has them."""
+    rows = _unwrap_if_constexpr(sums.shape[1])
+    builder = _semantic.builder
+    parts = builder.create_reshape(sums.handle, [TILE // (2 * GATED), 2, GATED, rows], False)
+    halves = builder.create_split(builder.create_trans(parts, [0, 2, 3, 1]))
+    columns = [[0, 1 << i] for i in range(rows.bit_length() - 1)]
+    layout = gl.DistributedLinearLayout(
+        reg_bases=[columns[0], *columns[3:]],
+        lane_bases=[*columns[1:3], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
+        block_bases=[],
+        shape=[TILE // 2, rows],
+    )
+    kind = gl.distributed_type(sums.dtype, [TILE // 2, rows], layout)
+    flat = (builder.create_reshape(half, kind.shape, False) for half in halves)
+    return gl.tuple([_semantic.tensor(each, kind) for each in flat])
+
+
 @gluon.jit
 def coded_matmul(x, codes, scale, outputs, whole, sections, y, parts, counts, kind: gl.constexpr):
-    """Computes tiles of 128 outputs. Those after the first ones are split, for more programs to have work.
+    """Computes tiles of 128 outputs, or of 64 of gate and of up if the product is gated.
+
+    Tiles after the first ones are split, for more programs to have work.
 
     Args:
       x: bfloat16 [rows, width].
@@ -127,13 +164,14 @@ def coded_matmul(x, codes, scale, outputs, whole, sections, y, parts, counts, ki
       whole: i32, the tiles that are not split.
       sections: i32, of the inputs of a tile that is split. Its sums are added in order by the program that
         is the last to finish.
-      y: [rows, outputs].
+      y: [rows, outputs], or half as many outputs if the product is gated.
       parts: f32 [split tiles, 2, sections, rows of a tile, 64], the sums of sections.
       counts: i32 [split tiles, 2], zeros: the sections that are finished.
     """
     sizes = (x.shape[0], x.shape[1] // (_TILE * kind.per_word), outputs, whole, sections)
     results = (y, parts, counts)
-    word_shape: gl.constexpr = [_WORD_STAGES * _GROUPS, _TILE, 2 * _TILE]
+    boxes: gl.constexpr = _TILE // kind.box
+    word_shape: gl.constexpr = [_WORD_STAGES * _GROUPS * boxes, kind.box, 2 * _TILE]
     words = gl.allocate_shared_memory(gl.uint8, word_shape, codes.layout)
     input_shape: gl.constexpr = [kind.input_blocks, kind.block_rows, _TILE]
     inputs = gl.allocate_shared_memory(gl.bfloat16, input_shape, x.layout)
@@ -207,22 +245,39 @@ def _place(index, sizes, kind: gl.constexpr):
 
 
 @gluon.jit
+def _output(tile, index, sizes, kind: gl.constexpr):
+    """The output whose codes are at an index of a tile."""
+    if kind.is_gated:
+        _, _, outputs, _, _ = sizes
+        half = index // _GATED % 2 * (outputs // 2)
+        return half + tile * kind.results + index // (2 * _GATED) * _GATED + index % _GATED
+    else:  # noqa: RET505 (Triton compiles what follows a return)
+        return tile * _TILE + index
+
+
+@gluon.jit
 def _load_words(ring, codes, sizes, kind: gl.constexpr):
     words, full, empty = ring
-    _, steps, _, _, _ = sizes
+    boxes: gl.constexpr = _GROUPS * _TILE // kind.box
+    _, steps, outputs, _, _ = sizes
+    # Rows of `codes` for an output, on average.
+    each = 1 if kind.is_row else steps
     stage = 0
     phase = 1
     for index in range(gl.program_id(0), _count_work(sizes, kind), gl.num_programs(0)):
         _, _, _, tile, first, last = _place(index, sizes, kind)
         for step in range(first, last):
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), _GROUPS * codes.nbytes_per_cta)
-            for i in gl.static_range(_GROUPS):
-                if kind.is_row:
-                    at = [(tile + i) * _TILE, step * (2 * _TILE)]
+            mbarrier.expect(full.index(stage), boxes * codes.nbytes_per_cta)
+            row = tile * kind.results * each + (0 if kind.is_row else step * _TILE)
+            column = step * (2 * _TILE) if kind.is_row else 0
+            for i in gl.static_range(boxes):
+                if kind.is_gated:
+                    beyond = i // 2 * kind.box + i % 2 * (outputs // 2 * each)
                 else:
-                    at = [((tile + i) * steps + step) * _TILE, 0]
-                tma.async_load(codes, at, full.index(stage), words.index(stage * _GROUPS + i))
+                    beyond = i * _TILE * each
+                at = [row + beyond, column]
+                tma.async_load(codes, at, full.index(stage), words.index(stage * boxes + i))
             stage, phase = _next(stage, phase, _WORD_STAGES)
 
 
@@ -250,7 +305,7 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
     Warps wait while tensor cores read their registers. So the groups take turns: while one multiplies, the
     other expands codes, and scales what it multiplies next or the sums.
     """
-    words, words_full, words_empty = word_ring
+    boxes, words_full, words_empty = word_ring
     inputs, inputs_full, inputs_empty = input_ring
     block_rows: gl.constexpr = kind.block_rows
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, block_rows, 16])
@@ -260,6 +315,7 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
     chains: gl.constexpr = kind.chains
     as_words: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     transposed: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2, transposed=True)
+    words = boxes.reinterpret(gl.uint16, [_WORD_STAGES * _GROUPS, _TILE, _TILE], as_words)
     y, parts, counts = results
     _, steps, outputs, _, sections = sizes
     group_scales = outputs // kind.scale_rows if kind.by_group else 0
@@ -271,9 +327,9 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
     turn = 1 - group
     for index in range(gl.program_id(0), _count_work(sizes, kind), gl.num_programs(0)):
         split, section, row, tile, first, last = _place(index, sizes, kind)
-        first_column = (tile + group) * _TILE
-        of_sums = _own_scales(scale, first_column, gl.SliceLayout(1, layout), outputs, kind)
-        of_codes = _own_scales(scale, first_column, gl.SliceLayout(1, operand), outputs, kind)
+        own_tile = tile + group
+        of_sums = _own_scales(scale, own_tile, gl.SliceLayout(1, layout), sizes, kind)
+        of_codes = _own_scales(scale, own_tile, gl.SliceLayout(1, operand), sizes, kind)
         # Scales are loaded a group of inputs ahead.
         at = gl.minimum(first * kind.step_groups, last_group) * group_scales
         next_of_sums = gl.load(of_sums + at)
@@ -284,10 +340,7 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
             mbarrier.wait(words_full.index(stage), phase)
             for i in gl.static_range(chains):
                 # Words are read again for each chain, as registers are few.
-                own_words = words.index(stage * _GROUPS + group).reinterpret(
-                    gl.uint16, [_TILE, _TILE], as_words
-                )
-                packed = own_words.load(operand)
+                packed = words.index(stage * _GROUPS + group).load(operand)
                 if i == chains - 1:
                     mbarrier.arrive(words_empty.index(stage))
                 if i * chain % shared == 0:
@@ -323,7 +376,11 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
         if not kind.by_group:
             sums *= _factor(next_of_sums, layout, kind)
         if split < 0:
-            _store(y, sums.to(y.dtype.element_ty), row, first_column, sizes, kind)
+            if kind.is_gated:
+                gates, ups = _gates_and_ups(sums)
+                _store(y, _gate(gates, ups), row, own_tile, sizes, kind)
+            else:
+                _store(y, sums, row, own_tile, sizes, kind)
         else:
             own = split * _GROUPS + group
             own_parts = parts + own.to(gl.int64) * sections * (_TILE * block_rows)
@@ -332,17 +389,18 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
             gl.barrier()
             if gl.atomic_add(counts + own, 1, sem="acq_rel") == sections - 1:
                 gl.barrier()
-                _add_parts(own_parts, y, row, first_column, sizes, kind)
+                _add_parts(own_parts, y, row, own_tile, sizes, kind)
 
 
 @gluon.jit
-def _own_scales(scale, first_column, layout: gl.constexpr, outputs, kind: gl.constexpr):
+def _own_scales(scale, tile, layout: gl.constexpr, sizes, kind: gl.constexpr):
     """Where the scales of 64 outputs are, or the one that all of them share."""
-    if kind.scale_rows % _TILE == 0:
-        return scale + gl.minimum(first_column, outputs - 1) // kind.scale_rows
+    _, _, outputs, _, _ = sizes
+    if kind.scale_rows % _TILE == 0 and not kind.is_gated:
+        return scale + gl.minimum(tile * _TILE, outputs - 1) // kind.scale_rows
     else:  # noqa: RET505 (Triton compiles what follows a return)
-        column = first_column + gl.arange(0, _TILE, layout)
-        return scale + gl.minimum(column, outputs - 1) // kind.scale_rows
+        output = _output(tile, gl.arange(0, _TILE, layout), sizes, kind)
+        return scale + gl.minimum(output, outputs - 1) // kind.scale_rows
 
 
 @gluon.jit
@@ -402,50 +460,67 @@ def _factor(scale, layout: gl.constexpr, kind: gl.constexpr):
     return _expand_dims(factor, 1, layout) if len(factor.shape) else factor
 
 
+@gluon.jit
+def _gate(gates, ups):
+    """SiLU of gates times ups."""
+    return gates / (1.0 + gl.exp(-gates)) * ups
+
+
 @gluon.constexpr_function
-def _by_outputs(dtype):
-    """The layout of 64 outputs times rows in which a thread has 16 bytes of adjacent outputs."""
+def _by_outputs(dtype, outputs=TILE):
+    """The layout of outputs times rows in which a thread has 16 bytes of adjacent outputs."""
     each = 128 // dtype.primitive_bitwidth
-    return gl.BlockedLayout([each, 1], [TILE // each, each // 2], [1, WARPS], [0, 1])
+    threads = outputs // each
+    return gl.BlockedLayout([each, 1], [threads, 32 // threads], [1, WARPS], [0, 1])
 
 
 @gluon.jit
-def _store(y, tile, row, first_column, sizes, kind: gl.constexpr):
-    """Writes 64 outputs of rows from one on."""
+def _store(y, tile, row, own_tile, sizes, kind: gl.constexpr):
+    """Writes the results of a tile for rows from one on."""
     rows, _, outputs, _, _ = sizes
-    layout: gl.constexpr = _by_outputs(y.dtype.element_ty)
-    tile = gl.convert_layout(tile, layout)
-    column = first_column + gl.arange(0, _TILE, gl.SliceLayout(1, layout))
+    width = outputs // (_TILE // kind.results)
+    layout: gl.constexpr = _by_outputs(y.dtype.element_ty, kind.results)
+    tile = gl.convert_layout(tile.to(y.dtype.element_ty), layout)
+    column = own_tile * kind.results + gl.arange(0, kind.results, gl.SliceLayout(1, layout))
     own_row = row + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    out = _expand_dims(own_row.to(gl.int64) * outputs, 0, layout) + _expand_dims(column, 1, layout)
-    mask = _expand_dims(own_row < rows, 0, layout) & _expand_dims(column < outputs, 1, layout)
+    out = _expand_dims(own_row.to(gl.int64) * width, 0, layout) + _expand_dims(column, 1, layout)
+    mask = _expand_dims(own_row < rows, 0, layout) & _expand_dims(column < width, 1, layout)
     gl.store(y + out, tile, mask=mask)
 
 
 @gluon.jit
-def _in_part(rows: gl.constexpr):
-    """Where the sums of 64 outputs of rows are in a part."""
-    layout: gl.constexpr = _by_outputs(gl.float32)
+def _in_part(rows: gl.constexpr, outputs: gl.constexpr):
+    """Where the sums of outputs of rows are in a part: of 64, or of the 32 of gate in it."""
+    layout: gl.constexpr = _by_outputs(gl.float32, outputs)
     own_row = gl.arange(0, rows, gl.SliceLayout(0, layout)) * _TILE
-    column = gl.arange(0, _TILE, gl.SliceLayout(1, layout))
-    return _expand_dims(own_row, 0, layout) + _expand_dims(column, 1, layout)
+    index = gl.arange(0, outputs, gl.SliceLayout(1, layout))
+    if outputs < _TILE:
+        index += index // _GATED * _GATED
+    return _expand_dims(own_row, 0, layout) + _expand_dims(index, 1, layout)
 
 
 @gluon.jit
 def _store_part(part, tile, kind: gl.constexpr):
     """Writes the sums of 64 outputs."""
     layout: gl.constexpr = _by_outputs(gl.float32)
-    gl.store(part + _in_part(kind.block_rows), gl.convert_layout(tile, layout))
+    gl.store(part + _in_part(kind.block_rows, _TILE), gl.convert_layout(tile, layout))
 
 
 @gluon.jit
-def _add_parts(parts, y, row, first_column, sizes, kind: gl.constexpr):
-    """Adds the sums of a tile's sections, and writes 64 outputs."""
-    _, _, _, _, sections = sizes
-    size: gl.constexpr = _TILE * kind.block_rows
+def _add_parts(parts, y, row, own_tile, sizes, kind: gl.constexpr):
+    """Adds the sums of a tile's sections, and writes its results."""
     for i in range(kind.block_rows // _ADDED_ROWS):
-        own = parts + i * (_TILE * _ADDED_ROWS) + _in_part(_ADDED_ROWS)
-        sums = gl.load(own)
-        for section in range(1, sections):
-            sums += gl.load(own + section * size)
-        _store(y, sums.to(y.dtype.element_ty), row + i * _ADDED_ROWS, first_column, sizes, kind)
+        own = parts + i * (_TILE * _ADDED_ROWS) + _in_part(_ADDED_ROWS, kind.results)
+        sums = _add_sections(own, sizes, kind)
+        if kind.is_gated:
+            sums = _gate(sums, _add_sections(own + _GATED, sizes, kind))
+        _store(y, sums, row + i * _ADDED_ROWS, own_tile, sizes, kind)
+
+
+@gluon.jit
+def _add_sections(own, sizes, kind: gl.constexpr):
+    _, _, _, _, sections = sizes
+    sums = gl.load(own)
+    for section in range(1, sections):
+        sums += gl.load(own + section * (_TILE * kind.block_rows))
+    return sums

@@ -18,7 +18,13 @@ _INPUTS, _WORDS = NVMMASharedLayout(128, 16, 2), NVMMASharedLayout(128, 8, 2)
 
 
 def multiply(
-    x: jax.Array, kernel: CodedWeight, *, dtype: jnp.dtype, block_rows: int, sections: int | None = None
+    x: jax.Array,
+    kernel: CodedWeight,
+    *,
+    dtype: jnp.dtype,
+    block_rows: int,
+    sections: int | None = None,
+    is_gated: bool = False,
 ) -> jax.Array:
     """x [rows, width] @ kernel, [rows, outputs].
 
@@ -30,6 +36,7 @@ def multiply(
       block_rows: rows of a tile, `BLOCK_ROWS` or `MANY_ROWS`.
       sections: of the inputs, which are summed apart and then added in order; None for what takes the least
         time, which may differ between tiles.
+      is_gated: give SiLU of the first half of the outputs times the second half.
     """
     (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
     is_row = kernel.codes.shape[-2] == 1
@@ -46,6 +53,7 @@ def multiply(
         has_zero=kernel.has_zero,
         is_int8=kernel.is_int8,
         is_row=is_row,
+        is_gated=is_gated,
     )
     codes = kernel.codes.reshape(-1, width if is_row else 2 * TILE)
     split = max(tiles - whole, 1)
@@ -53,14 +61,14 @@ def multiply(
         coded_matmul,
         (
             TensorDescriptor.from_array(x, (block_rows, TILE), _INPUTS),
-            TensorDescriptor.from_array(codes, (TILE, 2 * TILE), _WORDS),
+            TensorDescriptor.from_array(codes, (kind.box, 2 * TILE), _WORDS),
             kernel.scale,
             outputs,
             whole,
             sections,
         ),
         (
-            jax.ShapeDtypeStruct((rows, outputs), dtype),
+            jax.ShapeDtypeStruct((rows, outputs // 2 if is_gated else outputs), dtype),
             jax.ShapeDtypeStruct((split, GROUPS, sections, block_rows, TILE), jnp.float32),
             jax.ShapeDtypeStruct((split, GROUPS), jnp.int32),
         ),

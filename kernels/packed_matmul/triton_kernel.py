@@ -9,8 +9,9 @@ import triton
 from jax.typing import DTypeLike
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import hopper_kernel
-from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
+from jaxspec_kernels.packed_matmul.coded_weight import TILE, CodedWeight
 from jaxspec_kernels.packed_matmul.hopper_tiles import BLOCK_ROWS, HOPPER_ROWS, MANY_ROWS, is_for_hopper
+from jaxspec_kernels.packed_matmul.reference import gate
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
 from jaxspec_kernels.triton_call import triton_call
@@ -44,9 +45,7 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         return reference(x, kernel, out_dtype=out_dtype)
     batch = x.shape[:-1]
     rows = math.prod(batch)
-    if kernel.order is not None:
-        x = jnp.take(x, kernel.order, axis=-1)
-    x = x.reshape(rows, kernel.width)
+    x = _ordered(x, kernel)
     dtype = jnp.dtype(out_dtype or x.dtype)
     of_exact = count_sections(kernel, _FEW_ROWS) if is_exact() else None
     most = _MOST_EXACT_ROWS if of_exact else HOPPER_ROWS
@@ -58,6 +57,26 @@ def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
         sections = of_exact or count_sections(kernel, rows)
         y = multiply(x, kernel, tiles, sections=sections, dtype=dtype)
     return y.reshape(*batch, *kernel.out_axes)
+
+
+def gated_packed_matmul(x: jax.Array, gate_up: CodedWeight) -> jax.Array:
+    """See `reference.gated_packed_matmul`."""
+    batch = x.shape[:-1]
+    rows = math.prod(batch)
+    is_read = is_for_hopper(gate_up) and gate_up.out_axes[-1] % TILE == 0 and x.dtype == jnp.bfloat16
+    # With fewer rows a gated product takes 5 % longer than the product and SiLU apart.
+    if is_exact() or not is_read or not BLOCK_ROWS < rows <= HOPPER_ROWS:
+        return gate(packed_matmul(x, gate_up))
+    x = _ordered(x, gate_up)
+    y = hopper_kernel.multiply(x, gate_up, dtype=x.dtype, block_rows=MANY_ROWS, is_gated=True)
+    return y.reshape(*batch, gate_up.out_axes[-1])
+
+
+def _ordered(x: jax.Array, kernel: CodedWeight) -> jax.Array:
+    """x as [rows, width], its inputs in the order of the codes."""
+    if kernel.order is not None:
+        x = jnp.take(x, kernel.order, axis=-1)
+    return x.reshape(-1, kernel.width)
 
 
 def multiply(

@@ -22,7 +22,7 @@ from jaxspec_kernels.mamba2 import mamba_scan, mamba_step
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
-from jaxspec_kernels.packed_matmul import expand_codes, packed_matmul
+from jaxspec_kernels.packed_matmul import expand_codes, gated_packed_matmul, packed_matmul
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.random import Purpose
@@ -80,6 +80,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_sinkhorn, cases.sinkhorn.CASES)
     yield from map(_matmul, cases.matmul.CASES)
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
+    yield from map(_gated_packed_matmul, cases.packed_matmul.GATED_CODES)
     yield from map(_expand_codes, cases.packed_matmul.CASES)
     yield from map(_fp8_matmul, cases.packed_matmul.FP8)
     yield from map(_gated_fp8_matmul, cases.packed_matmul.GATED)
@@ -386,12 +387,14 @@ def _matmul(case: cases.matmul.Case) -> Call:
     return Call(matmul, case.name, arguments, {}, 0, moved, bound)
 
 
-def _packed_matmul(case: cases.packed_matmul.Case, op: Op = packed_matmul) -> Call:
+def _packed_matmul(
+    case: cases.packed_matmul.Case, op: Op = packed_matmul, out_axes: tuple[int, ...] | None = None
+) -> Call:
     def arguments(seed: int) -> tuple:
         x = _normal(np.random.default_rng(seed), (case.rows, case.width), case.dtype)
         return x, random_codes(
             jax.random.key(seed),
-            (case.width, case.outputs),
+            (case.width, *(out_axes or (case.outputs,))),
             case.bits,
             group=case.group,
             scale_rows=case.scale_rows,
@@ -403,6 +406,12 @@ def _packed_matmul(case: cases.packed_matmul.Case, op: Op = packed_matmul) -> Ca
     moved = case.width * case.outputs * case.bits // 8 + 4 * groups * case.outputs // case.scale_rows
     moved += case.rows * (case.width + case.outputs) * jnp.dtype(case.dtype).itemsize
     return Call(op, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
+
+
+def _gated_packed_matmul(case: cases.packed_matmul.Case) -> Call:
+    inner = case.outputs // 2
+    call = _packed_matmul(case, gated_packed_matmul, (2, inner))
+    return replace(call, bytes_moved=call.bytes_moved - case.rows * inner * jnp.dtype(case.dtype).itemsize)
 
 
 def _fp8_matmul(case: cases.packed_matmul.Case) -> Call:

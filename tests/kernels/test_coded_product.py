@@ -8,7 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxspec_kernels import coded_product as module
-from jaxspec_kernels.coded_product import FEW_FP8_ROWS, FEW_ROWS, SPLIT_ROWS, coded_product, is_gated_in_fp8
+from jaxspec_kernels.coded_product import (
+    FEW_FP8_ROWS,
+    FEW_ROWS,
+    SPLIT_ROWS,
+    coded_product,
+    gated_coded_product,
+    is_gated_in_fp8,
+)
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import recorded
 from jaxspec_kernels.packed_matmul import HOPPER_ROWS, pack_codes
@@ -27,9 +34,9 @@ def rows(number, dtype=jnp.bfloat16):
     return jnp.asarray(np.random.default_rng(1).standard_normal((number, 256)), dtype)
 
 
-def operations(x, kernel):
+def operations(x, kernel, product=coded_product):
     with recorded() as results:
-        jax.eval_shape(lambda *given: coded_product(*given), x, kernel)  # traced anew
+        jax.eval_shape(lambda *given: product(*given), x, kernel)  # traced anew
     return [name for name, _ in results]
 
 
@@ -42,6 +49,16 @@ def test_many_rows_have_the_bits_of_a_network_without_codes(bits):
     assert operations(x, kernel) == ["expand_codes", "matmul"]
     assert operations(x[:-1], kernel) == ["packed_matmul"]
     assert operations(x.astype(jnp.float32), kernel) == ["packed_matmul"]
+
+
+def test_gates_and_ups_are_multiplied_as_other_rows_are():
+    kernel, x = weight(4), rows(FEW_ROWS + 1)
+    gate, up = np.moveaxis(np.einsum("ri,ioj->roj", *(np.asarray(a, np.float64) for a in (x, kernel))), 1, 0)
+    exact = gate / (1 + np.exp(-gate)) * up
+    for number, expected in ((FEW_ROWS, ["gated_packed_matmul"]), (FEW_ROWS + 1, ["expand_codes", "matmul"])):
+        assert operations(x[:number], kernel, gated_coded_product) == expected
+        result = np.asarray(jax.jit(gated_coded_product)(x[:number], kernel), np.float64)
+        assert np.linalg.norm(result - exact[:number]) < 8e-3 * np.linalg.norm(exact[:number])
 
 
 @pytest.mark.parametrize(("bits", "name"), [(8, "fp8_matmul"), (4, "matmul")])

@@ -12,7 +12,7 @@ from bench.random_codes import random_coded_experts, random_codes
 from jaxspec_kernels.expert_matmul import expert_matmul, pack_mxfp4
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import exact, why_not
-from jaxspec_kernels.packed_matmul import packed_matmul
+from jaxspec_kernels.packed_matmul import gated_packed_matmul, packed_matmul
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.rms_norm import add_rms_norm, mean_of_squares, rms_norm
@@ -112,6 +112,13 @@ def coded(name: str, width: int, columns: int, bits: int, **options: Any) -> Cas
     return Case(f"{width} x {columns} in {name}", packed_matmul, normal(MOST, width), others)
 
 
+def gated() -> Case:
+    def others(rng: np.random.Generator) -> tuple:
+        return (random_codes(jax.random.key(0), (4096, 2, 512), 4),)
+
+    return Case("gate and up in INT4", gated_packed_matmul, normal(MOST, 4096), others)
+
+
 def coded_experts(bits: int) -> Case:
     def rows(rng: np.random.Generator) -> tuple:
         return *normal(MOST, 512)(rng), jnp.asarray(rng.integers(0, 8, MOST), jnp.int32)
@@ -178,6 +185,7 @@ CASES = (
     coded("INT4", 4096, 1024, 4),
     coded("INT4, zero points", 2048, 6144, 4, group=32, has_zero=True),
     coded("INT8", 4096, 1024, 8, group=32, is_int8=True),
+    gated(),
     coded_experts(8),
     coded_experts(4),
     truncated(49152),

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from bench.kernel_cases.packed_matmul import CASES, Case
+from bench.kernel_cases.packed_matmul import CASES, GATED_CODES, Case
 from bench.random_codes import random_codes
 from jaxspec_kernels.packed_matmul import (
     CodedWeight,
     codes_ptx,
     expand_codes,
+    gated_packed_matmul,
     hopper_tiles,
     pack_codes,
     packed_matmul,
@@ -103,6 +104,35 @@ class TestPackedMatmul(OpTest):
 
     def definition(self, case, x, kernel):
         return np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+
+
+class TestGatedPackedMatmul(OpTest):
+    op = gated_packed_matmul
+    cases = GATED_CODES
+    usual = ("INT4, 5 rows", "FP8, blocks, 150 rows")
+    bound = 8e-3  # of gates and ups, which some implementations round
+    by_row = (0,)
+
+    @staticmethod
+    def is_for(case, implementation):
+        return implementation == "triton" or case.width * case.outputs <= 1 << 20
+
+    def arguments(self, case):
+        x = np.random.default_rng(1).standard_normal((case.rows, case.width), np.float32)
+        packed = pack_codes(*random(case), (2, case.outputs // 2))
+        # Gates that are neither all 0 nor all linear. Zero points stay, as only exponents change.
+        scale = packed.scale.view(np.float32) / self.divisor(case)
+        packed = replace(packed, scale=scale.view(np.uint32))
+        return jnp.asarray(x, case.dtype), jax.tree.map(jnp.asarray, packed)
+
+    @staticmethod
+    def divisor(case):
+        return 4096 if case.bits == 8 and not case.is_int8 else 2048 if case.is_int8 else 128
+
+    def definition(self, case, x, gate_up):
+        exact = weights(case, *random(case)) / self.divisor(case)
+        gate, up = np.split(np.asarray(x, np.float64) @ exact, 2, axis=-1)
+        return gate / (1 + np.exp(-gate)) * up
 
 
 class TestExpandCodes(OpTest):

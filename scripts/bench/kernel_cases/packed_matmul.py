@@ -82,11 +82,30 @@ FP8 = (
     ),
 )
 """Of `fp8_matmul`."""
+GATED_CODES = (
+    Case("INT4, 5 rows", 5, 512, 256, 4, 128, has_zero=True),
+    Case("INT4, 100 rows", 100, 512, 640, 4, 128),
+    Case("INT4, 130 rows, half a tile", 130, 512, 192, 4, 128),
+    Case("INT4, groups of 64, zero points, 150 rows", 150, 1024, 256, 4, 64, has_zero=True),
+    Case("FP8, blocks, 150 rows", 150, 1024, 768, 8, 128, 128),
+    Case("INT4, zero points, 300 rows", 300, 1024, 896, 4, 128, has_zero=True),
+    Case("INT4, channels, 140 rows", 140, 512, 384, 4, 0),
+    Case("FP8, blocks, 520 rows", 520, 1024, 768, 8, 128, 128),
+    Case("FP8, channels, 200 rows", 200, 512, 384, 8, 0),
+    Case("INT8, groups of 128, 260 rows", 260, 2048, 640, 8, 128, is_int8=True),
+    Case("INT4, whole and split tiles", 300, 1024, 11264, 4, 128, has_zero=True),
+    *(
+        Case(f"8B, {rows} rows, {name}", rows, 4096, 28672, bits, group, scale_rows, has_zero)
+        for rows in (512, 2048)
+        for name, bits, group, scale_rows, has_zero in (_FORMATS[0], _FORMATS[3])
+    ),
+)
+"""Of `gated_packed_matmul`; outputs are those of gate and up."""
 
 
 @dataclass(frozen=True)
 class Gated:
-    """[rows, width] through gate and up, [width, 2, inner], and down, [inner, width]."""
+    """[rows, width] through gate and up, [width, 2, inner], and down, [inner, width], in FP8."""
 
     name: str
     rows: int
