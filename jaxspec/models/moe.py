@@ -11,6 +11,8 @@ from jaxspec_kernels.expert_matmul import (
     PackedExperts,
     Weights,
     expert_matmul,
+    gated_expert_matmul,
+    gates_experts,
     reads_each_expert_once,
 )
 from jaxspec_kernels.packed_matmul import CodedExperts
@@ -169,15 +171,22 @@ class MoE(nnx.Module):
             mine = experts - local_start(part)
             is_mine = (mine >= 0) & (mine < part)
             mine, weights = jnp.where(is_mine, mine, 0), jnp.where(is_mine.reshape(chosen.shape), weights, 0)
-        fused = expert_matmul(rows, mine, self.gate_up[...])
-        if self.gate_up_bias is not None:
-            fused = fused + self.gate_up_bias[...][mine]
-        inner = self.activate(*jnp.unstack(fused, axis=1)).astype(rows.dtype)
-        y = expert_matmul(inner, mine, self.down[...])
+        y = expert_matmul(self._inner(rows, mine), mine, self.down[...])
         if self.down_bias is not None:
             y = y + on_first_device(self.down_bias[...], self._inner_axis)[experts]
         y = y.reshape(*chosen.shape, -1)
         return sum_in_order(weights[:, :, None] * y, axis=1)[:, 0]
+
+    def _inner(self, rows: jax.Array, experts: jax.Array) -> jax.Array:
+        """The input of the down projection of each of `experts`, [A, F]; see `expert_matmul`."""
+        gate_up = self.gate_up[...]
+        is_plain = type(self).activate is MoE.activate and self.gate_up_bias is None
+        if is_plain and gates_experts(rows.dtype, gate_up):
+            return gated_expert_matmul(rows, experts, gate_up)
+        fused = expert_matmul(rows, experts, gate_up)
+        if self.gate_up_bias is not None:
+            fused = fused + self.gate_up_bias[...][experts]
+        return self.activate(*jnp.unstack(fused, axis=1)).astype(rows.dtype)
 
     def shares(self, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """The weight of every expert, f32[R, E], from the result of `route`, which chose none twice."""

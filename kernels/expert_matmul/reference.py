@@ -39,6 +39,22 @@ def expert_matmul(
     return y.reshape(len(experts), *weights.shape[2:])
 
 
+def gated_expert_matmul(
+    x: jax.Array, experts: jax.Array, gate_up: jax.Array | Mxfp4Weight | PackedExperts | CodedExperts
+) -> jax.Array:
+    """SiLU of gates times ups, where both are products as of `expert_matmul`.
+
+    Args:
+      x, experts: see `expert_matmul`.
+      gate_up: [E, M, 2, F], gate first.
+
+    Returns:
+      [A, F], of the dtype of x.
+    """
+    fused = expert_matmul(x, experts, gate_up)
+    return (jax.nn.silu(fused[:, 0]) * fused[:, 1]).astype(x.dtype)
+
+
 def repeat_rows(x: jax.Array, count: int) -> jax.Array:
     """Every row as often as makes `count` rows, side by side."""
     return x if len(x) == count else jnp.repeat(x, count // len(x), axis=0)

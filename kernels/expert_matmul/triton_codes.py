@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from jaxspec_kernels.expert_matmul.triton_rows import program_tile, tile_rows
-from jaxspec_kernels.packed_matmul.triton_codes import section_sums
+from jaxspec_kernels.packed_matmul.triton_codes import gate_halves, section_sums
 
 
 @triton.jit
@@ -32,34 +32,45 @@ def coded_expert_matmul(
     has_zero: tl.constexpr,
     has_offset: tl.constexpr,
     is_int8: tl.constexpr,
+    is_gated: tl.constexpr,
 ):
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
         row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
-        first_column = tl.program_id(0) * block_outputs
-        column = first_column + tl.arange(0, block_outputs)
+        # Half of a gated tile are gates, and the other half the ups for them.
+        block: tl.constexpr = block_outputs // 2 if is_gated else block_outputs
+        first_column = tl.program_id(0) * block
+        column = first_column + tl.arange(0, block)
+        output = tl.minimum(first_column + tl.arange(0, block_outputs) % block, columns - 1)
+        output += tl.arange(0, block_outputs) // block * columns
+        outputs: tl.constexpr = 2 * columns if is_gated else columns
+        is_shared: tl.constexpr = not is_gated and scale_rows % block_outputs == 0
+        own_scale = scale + (first_column if is_shared else output) // scale_rows
         at = expert.to(tl.int64)
         sums = section_sums(
             x + (row // per_input)[None, :].to(tl.int64) * width,
             taken[None, :],
-            codes.to(tl.pointer_type(tl.uint16), bitcast=True) + at * (columns * (width // per_word)),
-            scale + at * (width // group * (columns // scale_rows)),
-            offset + at * (width // group * columns),
-            first_column,
+            codes.to(tl.pointer_type(tl.uint16), bitcast=True) + at * (outputs * (width // per_word)),
+            own_scale + at * (width // group * (outputs // scale_rows)),
+            offset + at * (width // group * outputs),
+            output,
             0,
             width // (per_word * block_words),
             width,
-            columns,
+            outputs,
             per_word,
             block_words,
             tile,
             group,
             scale_rows,
+            is_shared,
             has_zero,
             has_offset,
             is_int8,
             block_rows,
             block_outputs,
         )
+        if is_gated:
+            sums = gate_halves(sums)
         out = y + row[None, :].to(tl.int64) * columns + column[:, None]
-        tl.store(out, sums, mask=taken[None, :] & (column < columns)[:, None])
+        tl.store(out, sums.to(y.dtype.element_ty), mask=taken[None, :] & (column < columns)[:, None])

@@ -9,6 +9,7 @@ import triton
 from jaxspec_kernels.expert_matmul import supports
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
+from jaxspec_kernels.expert_matmul.reference import gated_expert_matmul as gated_reference
 from jaxspec_kernels.expert_matmul.row_groups import FEW_ROWS, group_rows, max_tiles
 from jaxspec_kernels.expert_matmul.triton_codes import coded_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_dense import dense_expert_matmul
@@ -24,8 +25,29 @@ def expert_matmul(
     """See `reference.expert_matmul`, which is called for cases that the kernels do not support."""
     if not (supports(x.dtype, weights) and x.size):
         return reference(x, experts, weights)
-    rows, width = len(experts), x.shape[1]
-    count, outputs = weights.shape[0], weights.shape[2:]
+    return _multiply(x, experts, weights, weights.shape[2:], jnp.dtype(jnp.float32))
+
+
+def gated_expert_matmul(
+    x: jax.Array, experts: jax.Array, gate_up: jax.Array | Mxfp4Weight | CodedExperts
+) -> jax.Array:
+    """See `reference.gated_expert_matmul`, which is called for cases that the kernel does not support."""
+    if not (isinstance(gate_up, CodedExperts) and supports(x.dtype, gate_up) and x.size):
+        return gated_reference(x, experts, gate_up)
+    return _multiply(x, experts, gate_up, gate_up.shape[3:], x.dtype, is_gated=True)
+
+
+def _multiply(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array | Mxfp4Weight | CodedExperts,
+    outputs: tuple[int, ...],
+    dtype: jnp.dtype,
+    *,
+    is_gated: bool = False,
+) -> jax.Array:
+    """The products, [A, outputs]; those of experts in codes may be gated: SiLU of gates times ups."""
+    rows, width, count = len(experts), x.shape[1], weights.shape[0]
     columns = math.prod(outputs)
     grouped = rows > FEW_ROWS
     # Twice the average number of rows per expert: then the rows of most experts fit into one tile.
@@ -60,11 +82,12 @@ def expert_matmul(
         options |= {"per_word": 16 // weights.bits, "block_words": weights.codes.shape[-1] // 2}
         options |= {"tile": weights.codes.shape[-2]}
         options |= {"group": width // weights.scale.shape[1], "has_zero": weights.has_zero}
-        options |= {"scale_rows": outputs[-1] // weights.scale.shape[-1]}
+        options |= {"scale_rows": weights.shape[-1] // weights.scale.shape[-1]}
         # Few rows: the best of 26 tiles for 32 and 256 rows of Qwen3-30B's experts.
         is_fp8 = weights.bits == 8 and not weights.is_int8
         options |= {"block_outputs": 64 if is_low or not is_fp8 else 128}
         options |= {"num_warps": 2 if is_low else 4, "num_stages": 3}
+        options |= {"is_gated": is_gated}
     else:
         kernel, arrays = dense_expert_matmul, [weights]
         options |= {"block_outputs": 64 if is_low else 128, "num_warps": 4}
@@ -73,9 +96,9 @@ def expert_matmul(
     (y,) = triton_call(
         kernel,
         (x, *groups, *arrays),
-        [jax.ShapeDtypeStruct((rows, columns), jnp.float32)],
+        [jax.ShapeDtypeStruct((rows, columns), dtype)],
         grid=(
-            triton.cdiv(columns, options["block_outputs"]),
+            triton.cdiv(math.prod(weights.shape[2:]), options["block_outputs"]),
             max_tiles(rows, count, block_rows) if grouped else rows,
         ),
         **options,

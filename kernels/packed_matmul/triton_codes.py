@@ -38,6 +38,7 @@ def coded_matmul(
     is_int8: tl.constexpr,
     sections: tl.constexpr,
     is_split: tl.constexpr,
+    is_gated: tl.constexpr,
     block_rows: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
@@ -45,12 +46,22 @@ def coded_matmul(
 
     If `is_split`, a program computes one section, and `y` is f32[sections, rows, out_width]; otherwise it
     computes all of them, and `y` is [rows, out_width].
+
+    If `is_gated`, the weight has twice as many outputs, gates and then ups, and `y` is SiLU of gates times
+    ups.
     """
     words = codes.to(tl.pointer_type(tl.uint16), bitcast=True)
     tiles: tl.constexpr = (rows + block_rows - 1) // block_rows
     row = tl.program_id(0) % tiles * block_rows + tl.arange(0, block_rows)
-    first_column = tl.program_id(0) // tiles * block_outputs
-    column = first_column + tl.arange(0, block_outputs)
+    # Half of a gated tile are gates, and the other half the ups for them.
+    block: tl.constexpr = block_outputs // 2 if is_gated else block_outputs
+    first_column = tl.program_id(0) // tiles * block
+    column = first_column + tl.arange(0, block)
+    output = tl.minimum(first_column + tl.arange(0, block_outputs) % block, out_width - 1)
+    output += tl.arange(0, block_outputs) // block * out_width
+    outputs: tl.constexpr = 2 * out_width if is_gated else out_width
+    is_shared: tl.constexpr = not is_gated and scale_rows % block_outputs == 0
+    scale += (first_column if is_shared else output) // scale_rows
     taken = (row < rows)[None, :]
     inputs = x + tl.minimum(row, rows - 1)[None, :].to(tl.int64) * width
     steps: tl.constexpr = width // (per_word * block_words)
@@ -61,20 +72,24 @@ def coded_matmul(
         section = tl.program_id(1)
         first = section * length
         sums = section_sums(
-            inputs, taken, words, scale, offset, first_column, first, tl.minimum(steps, first + length),
-            width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset,
+            inputs, taken, words, scale, offset, output, first, tl.minimum(steps, first + length),
+            width, outputs, per_word, block_words, tile, columns, scale_rows, is_shared, has_zero, has_offset,
             is_int8, block_rows, block_outputs,
         )  # fmt: skip
+        if is_gated:
+            sums = gate_halves(sums)
         y += section.to(tl.int64) * (rows * out_width)
         tl.store(y + out, sums.to(y.dtype.element_ty), mask=stored)
     else:
         total = tl.zeros((block_outputs, block_rows), tl.float32)
         for first in range(0, steps, length):
             total += section_sums(
-                inputs, taken, words, scale, offset, first_column, first, tl.minimum(steps, first + length),
-                width, out_width, per_word, block_words, tile, columns, scale_rows, has_zero, has_offset,
-                is_int8, block_rows, block_outputs,
+                inputs, taken, words, scale, offset, output, first, tl.minimum(steps, first + length),
+                width, outputs, per_word, block_words, tile, columns, scale_rows, is_shared, has_zero,
+                has_offset, is_int8, block_rows, block_outputs,
             )  # fmt: skip
+        if is_gated:
+            total = gate_halves(total)
         tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
 
 
@@ -85,7 +100,7 @@ def section_sums(
     words,
     scale,
     offset,
-    first_column,
+    output,
     first,
     last,
     width: tl.constexpr,
@@ -95,6 +110,7 @@ def section_sums(
     tile: tl.constexpr,
     columns: tl.constexpr,
     scale_rows: tl.constexpr,
+    is_shared: tl.constexpr,
     has_zero: tl.constexpr,
     has_offset: tl.constexpr,
     is_int8: tl.constexpr,
@@ -103,24 +119,22 @@ def section_sums(
 ):
     """f32[block_outputs, block_rows]: the scaled sum over the steps from `first` to before `last`.
 
-    `words`, `scale` and `offset` are those of the whole weight, whose outputs from `first_column` on are
-    computed.
+    Of the weight's `out_width` outputs, those in `output` [block_outputs] are computed. `words` and `offset`
+    are those of the whole weight, and `scale` points to the first scale of each of these outputs, or to that
+    of all of them if it `is_shared`.
     """
-    column = tl.minimum(first_column + tl.arange(0, block_outputs), out_width - 1)
-    # Where all outputs of a tile share their scales, a scale is a number.
-    scale += (first_column if scale_rows % block_outputs == 0 else column) // scale_rows
     by_group: tl.constexpr = columns < width
     per_group: tl.constexpr = columns // block_words  # codes of a word that share a scale
     # Tiles of outputs lie one after another, and in a tile the blocks of inputs.
-    words += (column // tile).to(tl.int64)[:, None] * (tile * (width // per_word))
-    words += (column % tile * block_words)[:, None] + tl.arange(0, block_words)[None, :]
+    words += (output // tile).to(tl.int64)[:, None] * (tile * (width // per_word))
+    words += (output % tile * block_words)[:, None] + tl.arange(0, block_words)[None, :]
     inputs += tl.arange(0, block_words)[:, None]
-    offset += column
+    offset += output
     groups: tl.constexpr = out_width // scale_rows
     per_step: tl.constexpr = per_word // per_group if by_group else 1
     # The compiler loads ahead what a product's operands are computed from, but no numbers. Many rows do not
     # wait for memory, and have no room for more than they need.
-    is_vector: tl.constexpr = by_group and scale_rows % block_outputs != 0
+    is_vector: tl.constexpr = by_group and not is_shared
     is_ahead: tl.constexpr = is_vector and (block_rows <= 32 or has_zero)
     own_scale = scale
     if not by_group:
@@ -218,6 +232,14 @@ def section_sums(
     if not by_group:
         sums *= _factor(s0, has_zero)
     return sums
+
+
+@triton.jit
+def gate_halves(sums):
+    """SiLU of the first half of the outputs times the second half, f32[outputs / 2, rows]."""
+    pairs = tl.reshape(sums, (2, sums.shape[0] // 2, sums.shape[1]))
+    gate, up = tl.split(tl.permute(pairs, (1, 2, 0)))
+    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit

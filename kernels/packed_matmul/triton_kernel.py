@@ -38,6 +38,10 @@ class Tiles(NamedTuple):
     num_warps: int
     num_stages: int
 
+    def programs(self, rows: int, outputs: int) -> int:
+        """How many programs compute a product whose sums are not split."""
+        return triton.cdiv(outputs, self.block_outputs) * triton.cdiv(rows, self.block_rows)
+
 
 def packed_matmul(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
     """See `reference.packed_matmul`, which is called for cases that the kernel does not support."""
@@ -63,12 +67,22 @@ def gated_packed_matmul(x: jax.Array, gate_up: CodedWeight) -> jax.Array:
     """See `reference.gated_packed_matmul`."""
     batch = x.shape[:-1]
     rows = math.prod(batch)
-    is_read = is_for_hopper(gate_up) and gate_up.out_axes[-1] % TILE == 0 and x.dtype == jnp.bfloat16
-    # With fewer rows a gated product takes 5 % longer than the product and SiLU apart.
-    if is_exact() or not is_read or not BLOCK_ROWS < rows <= HOPPER_ROWS:
+    outputs = math.prod(gate_up.out_axes)
+    if is_exact() or x.dtype != jnp.bfloat16 or not x.size:
         return gate(packed_matmul(x, gate_up))
-    x = _ordered(x, gate_up)
-    y = hopper_kernel.multiply(x, gate_up, dtype=x.dtype, block_rows=MANY_ROWS, is_gated=True)
+    if rows < _FEWEST_HOPPER_ROWS:
+        tiles = choose_tiles(rows, outputs, is_fp8=gate_up.is_fp8)
+        # With fewer programs, each would compute a section of its sums.
+        if tiles.programs(rows, outputs) < _PROGRAMS:
+            return gate(packed_matmul(x, gate_up))
+        sections = count_sections(gate_up, rows)
+        y = multiply(_ordered(x, gate_up), gate_up, tiles, sections=sections, dtype=x.dtype, is_gated=True)
+    # With up to 128 rows Hopper's kernel takes 5 % longer than the product and SiLU apart.
+    elif BLOCK_ROWS < rows <= HOPPER_ROWS and is_for_hopper(gate_up) and gate_up.out_axes[-1] % TILE == 0:
+        x = _ordered(x, gate_up)
+        y = hopper_kernel.multiply(x, gate_up, dtype=x.dtype, block_rows=MANY_ROWS, is_gated=True)
+    else:
+        return gate(packed_matmul(x, gate_up))
     return y.reshape(*batch, gate_up.out_axes[-1])
 
 
@@ -80,11 +94,22 @@ def _ordered(x: jax.Array, kernel: CodedWeight) -> jax.Array:
 
 
 def multiply(
-    x: jax.Array, kernel: CodedWeight, tiles: Tiles, *, sections: int, dtype: jnp.dtype
+    x: jax.Array,
+    kernel: CodedWeight,
+    tiles: Tiles,
+    *,
+    sections: int,
+    dtype: jnp.dtype,
+    is_gated: bool = False,
 ) -> jax.Array:
-    """x [rows, width] @ kernel, [rows, outputs]; sums over sections of the inputs are added in order."""
+    """x [rows, width] @ kernel, [rows, outputs]; sums over sections of the inputs are added in order.
+
+    If `is_gated`, the outputs are gates and ups, and the result is SiLU of gates times ups; the sums must be
+    whole then.
+    """
     (rows, width), outputs = x.shape, math.prod(kernel.out_axes)
-    programs = triton.cdiv(outputs, tiles.block_outputs) * triton.cdiv(rows, tiles.block_rows)
+    programs = tiles.programs(rows, outputs)
+    out_width = outputs // 2 if is_gated else outputs
     is_split = sections > 1 and programs < _PROGRAMS
     constants: dict[str, Any] = tiles._asdict()
     (y,) = triton_call(
@@ -94,12 +119,12 @@ def multiply(
         [
             jax.ShapeDtypeStruct((sections, rows, outputs), jnp.float32)
             if is_split
-            else jax.ShapeDtypeStruct((rows, outputs), dtype)
+            else jax.ShapeDtypeStruct((rows, out_width), dtype)
         ],
         grid=(programs, sections if is_split else 1),
         rows=rows,
         width=width,
-        out_width=outputs,
+        out_width=out_width,
         per_word=kernel.per_word,
         block_words=kernel.block_words,
         tile=kernel.codes.shape[-2],
@@ -110,6 +135,7 @@ def multiply(
         is_int8=kernel.is_int8,
         sections=sections,
         is_split=is_split,
+        is_gated=is_gated,
         **constants,
     )
     # In order, as the kernel adds them where a program computes all of them.

@@ -12,7 +12,7 @@ from jaxspec_kernels.choose_entries import choose_entries
 from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.delta_rule import delta_scan, delta_step
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
-from jaxspec_kernels.expert_matmul import expert_matmul
+from jaxspec_kernels.expert_matmul import expert_matmul, gated_expert_matmul
 from jaxspec_kernels.fp8_matmul import fp8_matmul, gated_fp8_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.latent_attention import latent_attention
@@ -85,6 +85,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_fp8_matmul, cases.packed_matmul.FP8)
     yield from map(_gated_fp8_matmul, cases.packed_matmul.GATED)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
+    yield from map(_gated_expert_matmul, cases.expert_matmul.GATED)
     yield from map(_place_rows, cases.slot_mapping.CASES)
     for own, step, scan in (
         (cases.delta_rule, (delta_step, delta_step_arguments), (delta_scan, delta_scan_arguments)),
@@ -435,14 +436,17 @@ def _expand_codes(case: cases.packed_matmul.Case) -> Call:
     return replace(product, op=expand_codes, bytes_moved=moved, bound=0.0)
 
 
-def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
+def _expert_matmul(
+    case: cases.expert_matmul.Case, op: Op = expert_matmul, out_axes: tuple[int, ...] | None = None
+) -> Call:
     def chosen(seed: int) -> np.ndarray:
         first = case.experts - case.spread
         return (first + np.random.default_rng(seed).integers(0, case.spread, case.rows)).astype(np.int32)
 
     def arguments(seed: int) -> tuple:
         x = _normal(np.random.default_rng(seed), (case.rows // case.per_input, case.width), case.dtype)
-        size, key = (case.experts, case.width, case.outputs), jax.random.key(seed)
+        size = case.experts, case.width, *(out_axes or (case.outputs,))
+        key = jax.random.key(seed)
         if case.bits:
             return x, jnp.asarray(chosen(seed)), random_coded_experts(key, size, case.bits)
         weights = random_mxfp4(key, size) if case.packed else jax.random.normal(key, size, x.dtype)
@@ -453,7 +457,14 @@ def _expert_matmul(case: cases.expert_matmul.Case) -> Call:
     moved = int(np.unique(chosen(0)).size * case.width * case.outputs * each)
     moved += case.rows * (case.width * itemsize // case.per_input + case.outputs * 4)
     bound = _SUM_BOUND[case.dtype]
-    return Call(expert_matmul, case.name, arguments, {}, 0, moved, bound)
+    return Call(op, case.name, arguments, {}, 0, moved, bound)
+
+
+def _gated_expert_matmul(case: cases.expert_matmul.Case) -> Call:
+    inner = case.outputs // 2
+    call = _expert_matmul(case, gated_expert_matmul, (2, inner))
+    saved = case.rows * inner * (8 - jnp.dtype(case.dtype).itemsize)
+    return replace(call, bytes_moved=call.bytes_moved - saved)
 
 
 def _place_rows(case: cases.slot_mapping.Case) -> Call:

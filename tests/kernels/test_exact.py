@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench.random_codes import random_coded_experts, random_codes
-from jaxspec_kernels.expert_matmul import expert_matmul, pack_mxfp4
+from jaxspec_kernels.expert_matmul import expert_matmul, gated_expert_matmul, pack_mxfp4
 from jaxspec_kernels.matmul import matmul
 from jaxspec_kernels.op import exact, why_not
 from jaxspec_kernels.packed_matmul import gated_packed_matmul, packed_matmul
@@ -119,14 +119,15 @@ def gated() -> Case:
     return Case("gate and up in INT4", gated_packed_matmul, normal(MOST, 4096), others)
 
 
-def coded_experts(bits: int) -> Case:
+def coded_experts(bits: int, *, is_gated: bool = False) -> Case:
     def rows(rng: np.random.Generator) -> tuple:
         return *normal(MOST, 512)(rng), jnp.asarray(rng.integers(0, 8, MOST), jnp.int32)
 
     def others(rng: np.random.Generator) -> tuple:
-        return (random_coded_experts(jax.random.key(0), (8, 512, 192), bits),)
+        return (random_coded_experts(jax.random.key(0), (8, 512, 2, 96), bits),)
 
-    return Case(f"experts in codes of {bits} bits", expert_matmul, rows, others)
+    op = gated_expert_matmul if is_gated else expert_matmul
+    return Case(f"{op.name} in codes of {bits} bits", op, rows, others)
 
 
 def truncated(length: int) -> Case:
@@ -188,6 +189,7 @@ CASES = (
     gated(),
     coded_experts(8),
     coded_experts(4),
+    coded_experts(4, is_gated=True),
     truncated(49152),
     reported(49152),
     written(64),

@@ -1,15 +1,17 @@
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bench.kernel_cases.expert_matmul import CASES
+from bench.kernel_cases.expert_matmul import CASES, GATED
 from bench.random_codes import random_coded_experts
 from jaxspec_kernels.expert_matmul import (
     Mxfp4Weight,
     PackedExperts,
     expert_matmul,
+    gated_expert_matmul,
+    gates_experts,
     pack_mxfp4,
     reads_each_expert_once,
 )
@@ -46,14 +48,15 @@ class TestExpertMatmul(ExpertsTest):
     def is_for(case, implementation):
         return implementation == "triton" or case.experts * case.width * case.outputs <= 1 << 22
 
-    def arguments(self, case):
+    def arguments(self, case, *out_axes):
         rng = np.random.default_rng(0)
         inputs = rng.standard_normal((case.rows // case.per_input, case.width), np.float32)
         x = jnp.asarray(inputs, case.dtype)
-        size = (case.experts, case.width, case.outputs)
+        outputs = out_axes or (case.outputs,)
+        size = (case.experts, case.width, *outputs)
         if case.packed:
-            values = rng.integers(0, 256, (case.experts, case.width // 2, case.outputs), np.uint8)
-            scale = rng.integers(115, 129, (case.experts, case.width // 32, case.outputs), np.uint8)
+            values = rng.integers(0, 256, (case.experts, case.width // 2, *outputs), np.uint8)
+            scale = rng.integers(115, 129, (case.experts, case.width // 32, *outputs), np.uint8)
             weights = jax.tree.map(jnp.asarray, pack_mxfp4(values, scale))
         elif case.bits:
             weights = random_coded_experts(jax.random.key(0), size, case.bits)
@@ -61,6 +64,25 @@ class TestExpertMatmul(ExpertsTest):
             weights = jnp.asarray(rng.standard_normal(size, np.float32), case.dtype)
         chosen = rng.integers(0, case.spread, case.rows) + case.experts - case.spread
         return x, jnp.asarray(chosen, jnp.int32), weights
+
+
+class TestGatedExpertMatmul(TestExpertMatmul):
+    op = gated_expert_matmul
+    cases = GATED
+    usual = ("odd sizes", "some rows, INT4", "float32")
+    bound: ClassVar = {"float32": 1e-6, "bfloat16": 3e-3}  # the result is rounded
+
+    def dtype(self, case):
+        return jnp.dtype(case.dtype)
+
+    def arguments(self, case):
+        x, chosen, weights = super().arguments(case, 2, case.outputs // 2)
+        # Gates that are neither all 0 nor all linear.
+        return x if case.bits else x * case.width**-0.5, chosen, weights
+
+    def definition(self, case, x, chosen, gate_up):
+        gate, up = np.moveaxis(super().definition(case, x, chosen, gate_up), 1, 0)
+        return gate / (1 + np.exp(-gate)) * up
 
 
 class Packed(NamedTuple):
@@ -117,6 +139,7 @@ def test_keeps_the_axes_of_the_weight(implementation, packed):
 
 
 DENSE = jax.ShapeDtypeStruct((4, 64, 32), jnp.bfloat16)
+CODED = jax.eval_shape(lambda: random_coded_experts(jax.random.key(0), (4, 128, 2, 32), 4))
 ON_CPU = PackedExperts(PackedWeight(DENSE, None, None, (64, 128)), (4, 64, 32))
 PACKED = Mxfp4Weight(
     jax.ShapeDtypeStruct((4, 32, 16), jnp.uint16), jax.ShapeDtypeStruct((4, 2, 32), jnp.uint8)
@@ -124,18 +147,26 @@ PACKED = Mxfp4Weight(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights", "once"),
+    ("dtype", "weights", "once", "gated"),
     [
-        (jnp.bfloat16, DENSE, True),
-        (jnp.bfloat16, PACKED, True),
-        (jnp.float32, DENSE, False),
-        (jnp.float32, PACKED, False),
-        (jnp.float32, ON_CPU, True),
-        (jnp.bfloat16, ON_CPU, False),
+        (jnp.bfloat16, DENSE, True, False),
+        (jnp.bfloat16, CODED, True, True),
+        (jnp.float32, CODED, False, False),
+        (jnp.bfloat16, PACKED, True, False),
+        (jnp.float32, DENSE, False, False),
+        (jnp.float32, PACKED, False, False),
+        (jnp.float32, ON_CPU, True, False),
+        (jnp.bfloat16, ON_CPU, False, False),
     ],
 )
-def test_what_the_kernel_is_not_for_copies_experts(monkeypatch, dtype, weights, once):
-    monkeypatch.setattr(OP, "why_not", lambda _: None)
+def test_what_the_kernels_are_not_for_copies_experts_and_is_gated_apart(
+    monkeypatch, dtype, weights, once, gated
+):
+    for op in (OP, gated_expert_matmul):
+        monkeypatch.setattr(op, "why_not", lambda _: None)
     assert reads_each_expert_once(dtype, weights) == once
-    monkeypatch.setattr(OP, "why_not", lambda _: "cannot run")
+    assert gates_experts(dtype, weights) == gated
+    for op in (OP, gated_expert_matmul):
+        monkeypatch.setattr(op, "why_not", lambda _: "cannot run")
     assert not reads_each_expert_once(dtype, weights)
+    assert not gates_experts(dtype, weights)

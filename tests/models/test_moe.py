@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from golden_files import assert_close, golden_checkpoint
+from jaxspec_kernels.op import recorded
 
+from jaxspec.models import moe as moe_module
 from jaxspec.models.loading import load_target
+from jaxspec.models.moe import MoE
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +56,32 @@ def test_a_tie_goes_to_the_lower_index(moe):
     first, second = (chosen == 1).any(axis=1), (chosen == 2).any(axis=1)
     assert (first & ~second).any()
     assert not (second & ~first).any()
+
+
+class Curved(MoE):
+    def activate(self, gate, up):
+        return jax.nn.silu(gate) * up
+
+
+@pytest.mark.parametrize("change", [None, "an activation of its own", "biases"])
+def test_plain_experts_gate_their_rows_in_an_operation_with_products(monkeypatch, change):
+    moe = load_target(golden_checkpoint("qwen3-moe"), dtype=jnp.float32).layers[0].mlp
+    assert type(moe) is MoE
+    if change == "biases":
+        count, _, *outputs = moe.gate_up.shape
+        moe.gate_up_bias = nnx.data(nnx.Param(jnp.ones((count, *outputs))))
+    elif change:
+        moe.__class__ = Curved
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(5, moe.router.in_width)), jnp.float32)
+
+    def run():
+        with recorded() as results:
+            y = jax.jit(lambda x: moe._chosen(x, *moe.route(x)))(rows)
+        return y, [name for name, _ in results if "expert_matmul" in name]
+
+    apart, names = run()
+    assert names == ["expert_matmul"] * 2
+    monkeypatch.setattr(moe_module, "gates_experts", lambda dtype, weights: True)
+    gated, names = run()
+    assert names == ["expert_matmul" if change else "gated_expert_matmul", "expert_matmul"]
+    assert_close(gated, np.asarray(apart), relative=1e-5)

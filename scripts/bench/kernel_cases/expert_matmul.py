@@ -66,3 +66,18 @@ CASES = (
     ),
     Case("prefill, packed", rows=4096, experts=32, width=512, outputs=512, spread=32, packed=True),
 )
+GATED = (
+    Case("odd sizes", rows=7, experts=5, width=200, outputs=100, spread=3),
+    Case("float32", rows=6, experts=5, width=96, outputs=80, spread=5, dtype="float32"),
+    Case("odd sizes, packed", rows=7, experts=5, width=224, outputs=100, spread=3, packed=True),
+    Case("odd sizes, FP8", rows=7, experts=5, width=256, outputs=100, spread=3, bits=8),
+    Case("some rows, INT4", rows=40, experts=6, width=512, outputs=140, spread=5, bits=4),
+    Case("many shared inputs, FP8", 300, 7, width=128, outputs=140, spread=6, bits=8, per_input=4),
+    Case("many rows, INT4", rows=300, experts=7, width=512, outputs=384, spread=6, bits=4),
+    *(
+        Case(f"Qwen3-30B, {rows} rows, {form}", rows, 128, 2048, 1536, 128, bits=bits, per_input=8)
+        for rows in (32, 256)
+        for form, bits in (("FP8", 8), ("INT4", 4))
+    ),
+)
+"""Of `gated_expert_matmul`; outputs are those of gate and up."""

@@ -94,9 +94,14 @@ GATED_CODES = (
     Case("FP8, channels, 200 rows", 200, 512, 384, 8, 0),
     Case("INT8, groups of 128, 260 rows", 260, 2048, 640, 8, 128, is_int8=True),
     Case("INT4, whole and split tiles", 300, 1024, 11264, 4, 128, has_zero=True),
+    Case("INT4, whole sums, 3 rows", 3, 512, 16400, 4, 128),
+    Case("INT4, zero points, whole sums, 64 rows", 64, 512, 16640, 4, 32, has_zero=True),
+    Case("INT8, whole sums, 12 rows", 12, 512, 16640, 8, 64, is_int8=True),
+    Case("FP8, blocks, whole sums, 7 rows", 7, 1024, 16640, 8, 128, 128),
+    Case("FP8, channels, whole sums, 30 rows", 30, 512, 33024, 8, 0),
     *(
         Case(f"8B, {rows} rows, {name}", rows, 4096, 28672, bits, group, scale_rows, has_zero)
-        for rows in (512, 2048)
+        for rows in (4, 32, 512, 2048)
         for name, bits, group, scale_rows, has_zero in (_FORMATS[0], _FORMATS[3])
     ),
 )
