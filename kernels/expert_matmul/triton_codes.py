@@ -44,6 +44,7 @@ def coded_expert_matmul(
         output = tl.minimum(first_column + tl.arange(0, block_outputs) % block, columns - 1)
         output += tl.arange(0, block_outputs) // block * columns
         outputs: tl.constexpr = 2 * columns if is_gated else columns
+        # Where all outputs of a tile share their scales, a scale is a number.
         is_shared: tl.constexpr = not is_gated and scale_rows % block_outputs == 0
         own_scale = scale + (first_column if is_shared else output) // scale_rows
         at = expert.to(tl.int64)

@@ -60,6 +60,7 @@ def coded_matmul(
     output = tl.minimum(first_column + tl.arange(0, block_outputs) % block, out_width - 1)
     output += tl.arange(0, block_outputs) // block * out_width
     outputs: tl.constexpr = 2 * out_width if is_gated else out_width
+    # Where all outputs of a tile share their scales, a scale is a number.
     is_shared: tl.constexpr = not is_gated and scale_rows % block_outputs == 0
     scale += (first_column if is_shared else output) // scale_rows
     taken = (row < rows)[None, :]
