@@ -6,6 +6,7 @@ from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
 from jaxspec_kernels.matmul.reference import round_rows
 from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts
+from jaxspec_kernels.packed_matmul.reference import gate
 
 
 def expert_matmul(
@@ -51,8 +52,7 @@ def gated_expert_matmul(
     Returns:
       [A, F], of the dtype of x.
     """
-    fused = expert_matmul(x, experts, gate_up)
-    return (jax.nn.silu(fused[:, 0]) * fused[:, 1]).astype(x.dtype)
+    return gate(expert_matmul(x, experts, gate_up)).astype(x.dtype)
 
 
 def repeat_rows(x: jax.Array, count: int) -> jax.Array:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from jaxspec_kernels.expert_matmul.triton_rows import program_tile, tile_rows
-from jaxspec_kernels.packed_matmul.triton_codes import gate_halves, section_sums
+from jaxspec_kernels.packed_matmul.triton_codes import gate_halves, section_sums, tile_columns
 
 
 @triton.jit
@@ -37,12 +37,7 @@ def coded_expert_matmul(
     expert, first, works = program_tile(experts_or_order, starts, rows, count, grouped, padded, block_rows)
     if works:
         row, taken = tile_rows(experts_or_order, starts, expert, first, rows, grouped, padded, block_rows)
-        # Half of a gated tile are gates, and the other half the ups for them.
-        block: tl.constexpr = block_outputs // 2 if is_gated else block_outputs
-        first_column = tl.program_id(0) * block
-        column = first_column + tl.arange(0, block)
-        output = tl.minimum(first_column + tl.arange(0, block_outputs) % block, columns - 1)
-        output += tl.arange(0, block_outputs) // block * columns
+        first_column, column, output = tile_columns(tl.program_id(0), columns, block_outputs, is_gated)
         outputs: tl.constexpr = 2 * columns if is_gated else columns
         # Where all outputs of a tile share their scales, a scale is a number.
         is_shared: tl.constexpr = not is_gated and scale_rows % block_outputs == 0

@@ -53,12 +53,7 @@ def coded_matmul(
     words = codes.to(tl.pointer_type(tl.uint16), bitcast=True)
     tiles: tl.constexpr = (rows + block_rows - 1) // block_rows
     row = tl.program_id(0) % tiles * block_rows + tl.arange(0, block_rows)
-    # Half of a gated tile are gates, and the other half the ups for them.
-    block: tl.constexpr = block_outputs // 2 if is_gated else block_outputs
-    first_column = tl.program_id(0) // tiles * block
-    column = first_column + tl.arange(0, block)
-    output = tl.minimum(first_column + tl.arange(0, block_outputs) % block, out_width - 1)
-    output += tl.arange(0, block_outputs) // block * out_width
+    first_column, column, output = tile_columns(tl.program_id(0) // tiles, out_width, block_outputs, is_gated)
     outputs: tl.constexpr = 2 * out_width if is_gated else out_width
     # Where all outputs of a tile share their scales, a scale is a number.
     is_shared: tl.constexpr = not is_gated and scale_rows % block_outputs == 0
@@ -92,6 +87,19 @@ def coded_matmul(
         if is_gated:
             total = gate_halves(total)
         tl.store(y + out, total.to(y.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def tile_columns(index, out_width: tl.constexpr, block_outputs: tl.constexpr, is_gated: tl.constexpr):
+    """The first column of a tile of results, all its columns, and the outputs [block_outputs] that they take.
+
+    Half of a gated tile's outputs are gates, and the other half the ups for them.
+    """
+    block: tl.constexpr = block_outputs // 2 if is_gated else block_outputs
+    first = index * block
+    output = tl.minimum(first + tl.arange(0, block_outputs) % block, out_width - 1)
+    output += tl.arange(0, block_outputs) // block * out_width
+    return first, first + tl.arange(0, block), output
 
 
 @triton.jit

@@ -70,11 +70,9 @@ def gated_packed_matmul(x: jax.Array, gate_up: CodedWeight) -> jax.Array:
     outputs = math.prod(gate_up.out_axes)
     if is_exact() or x.dtype != jnp.bfloat16 or not x.size:
         return gate(packed_matmul(x, gate_up))
-    if rows < _FEWEST_HOPPER_ROWS:
-        tiles = choose_tiles(rows, outputs, is_fp8=gate_up.is_fp8)
-        # With fewer programs, each would compute a section of its sums.
-        if tiles.programs(rows, outputs) < _PROGRAMS:
-            return gate(packed_matmul(x, gate_up))
+    tiles = choose_tiles(rows, outputs, is_fp8=gate_up.is_fp8)
+    # With fewer programs, each would compute a section of its sums.
+    if rows < _FEWEST_HOPPER_ROWS and tiles.programs(rows, outputs) >= _PROGRAMS:
         sections = count_sections(gate_up, rows)
         y = multiply(_ordered(x, gate_up), gate_up, tiles, sections=sections, dtype=x.dtype, is_gated=True)
     # With up to 128 rows Hopper's kernel takes 5 % longer than the product and SiLU apart.
