@@ -1,13 +1,16 @@
 """Calls Triton kernels from JAX."""
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax_triton
+from jax.core import ShapedArray
 from jax.experimental import pallas as pl
+from jax.extend.core import Primitive
+from jax.interpreters import mlir, xla
 from jaxspec_kernels.op import device
 from jaxspec_kernels.ptxas import find_ptxas
 from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
@@ -27,6 +30,8 @@ def triton_call(
 ) -> list[jax.Array]:
     """Launches `kernel` once.
 
+    It has neither gradients nor a rule for `vmap`: an operation that needs them gives its own.
+
     Args:
       kernel: a `triton.jit` function. Its parameters are a pointer, a number or a descriptor per input, a
         pointer per output, and the constants.
@@ -42,32 +47,89 @@ def triton_call(
     Returns:
       The updated inputs, then the outputs.
     """
-    # From Triton 3.10 on, products and sums are fused only on request.
-    options = {"enable_fp_fusion": fuses, "ptx_version": ptx_version()}
+    leaves, tree = jax.tree.flatten(list(inputs))
+    launch = _Launch(
+        kernel=kernel,
+        tree=tree,
+        numbers=tuple(each if isinstance(each, int) else None for each in leaves),
+        outputs=tuple((each.shape, jnp.dtype(each.dtype)) for each in outputs),
+        in_place=in_place,
+        grid=grid,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        # From Triton 3.10 on, products and sums are fused only on request.
+        options=(("enable_fp_fusion", fuses), ("ptx_version", ptx_version())),
+        constants=tuple(constants.items()),
+    )
+    arrays = [each for each in leaves if not isinstance(each, int)]
+    results: list[jax.Array] = _launch_p.bind(*arrays, launch=launch)
+    return results
 
-    # JAX drops this operation as a whole if its results are unused. If it looked inside, it would call
-    # jax-triton 0.4.1's rule for unused results, which fails with jax 0.12.
-    @pl.run_state
-    def launch(references: tuple[list[Any], list[Any]]) -> None:
-        updated, created = references
-        results = jax_triton.triton_call(
-            *updated,
-            *inputs[in_place:],
-            kernel=kernel,
-            out_type=list(outputs),
-            grid=grid,
-            num_warps=num_warps,
-            num_stages=num_stages,
-            backend_options=options,
-            **constants,
+
+class _Launch(NamedTuple):
+    """A launch without its arrays: `tree` is that of the inputs, whose leaves are the `numbers` and, where
+    these have None, the arrays."""
+
+    kernel: Any
+    tree: Any
+    numbers: tuple[int | None, ...]
+    outputs: tuple[tuple[tuple[int, ...], Any], ...]
+    in_place: int
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+    options: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[str, Any], ...]
+
+    def run(self, *arrays: jax.Array) -> list[jax.Array]:
+        """The updated inputs, then the outputs."""
+        left = iter(arrays)
+        leaves = [next(left) if number is None else number for number in self.numbers]
+        inputs = jax.tree.unflatten(self.tree, leaves)
+        if not self.in_place:
+            return self._call(inputs)
+
+        @pl.run_state
+        def update(references: tuple[list[Any], list[Any]]) -> None:
+            updated, created = references
+            results = self._call([*updated, *inputs[self.in_place :]])
+            for reference, result in zip(created, results, strict=True):
+                reference[...] = result
+
+        # XLA drops the zeros, which are replaced.
+        zeros = [jnp.zeros(shape, dtype) for shape, dtype in self.outputs]
+        updated, created = update((inputs[: self.in_place], zeros))
+        return [*updated, *created]
+
+    def _call(self, inputs: Sequence[Any]) -> list[jax.Array]:
+        results: list[jax.Array] = jax_triton.triton_call(
+            *inputs,
+            kernel=self.kernel,
+            out_type=[jax.ShapeDtypeStruct(*each) for each in self.outputs],
+            grid=self.grid,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+            backend_options=dict(self.options),
+            **dict(self.constants),
         )
-        for reference, result in zip(created, results, strict=True):
-            reference[...] = result
+        return results
 
-    # XLA drops the zeros, which are replaced.
-    arrays: list[Any] = list(inputs[:in_place])
-    updated, created = launch((arrays, [jnp.zeros(x.shape, x.dtype) for x in outputs]))
-    return [*updated, *created]
+
+# JAX drops a primitive without rules as a whole if its results are unused. It would ask jax-triton's own for
+# a rule, which version 0.4.1 has in a form that jax 0.12 does not call.
+_launch_p = Primitive("triton_launch")
+_launch_p.multiple_results = True
+_launch_p.def_impl(partial(xla.apply_primitive, _launch_p))
+
+
+@_launch_p.def_abstract_eval
+def _results(*arrays: Any, launch: _Launch) -> list[Any]:
+    return [*arrays[: launch.in_place], *(ShapedArray(*each) for each in launch.outputs)]
+
+
+mlir.register_lowering(
+    _launch_p, mlir.lower_fun(lambda *arrays, launch: launch.run(*arrays), multiple_results=True)
+)
 
 
 @cache

@@ -1,12 +1,11 @@
 """The norm as one loop on a CPU, where XLA makes eight operations of it, half a microsecond each."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.rms_norm.reference import rms_norm as reference
+from jaxspec_kernels.rms_norm.reference import with_gradients
 
 # Squares are summed in an order that LLVM chooses for a row, whatever rows are beside it.
 _FASTMATH = {"contract", "reassoc", "nsz"}
@@ -20,17 +19,11 @@ def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
     return _norm(x.reshape(-1, x.shape[-1]), factors, eps).reshape(x.shape)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
+@with_gradients
 def _norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
     normed = jax.ShapeDtypeStruct(x.shape, jnp.float32)
     kernel = jax.ffi.ffi_call(_target(), normed, vmap_method="sequential")
     return kernel(x, factors, np.array([eps], np.float32))
-
-
-@_norm.defjvp
-def _tangent(eps: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    _, tangent = jax.jvp(partial(reference, eps=eps), primals, tangents)
-    return _norm(*primals, eps), tangent
 
 
 @call.once

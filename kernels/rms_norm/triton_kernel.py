@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from jaxspec_kernels.rms_norm.reference import add_rms_norm as add_reference
 from jaxspec_kernels.rms_norm.reference import rms_norm as reference
+from jaxspec_kernels.rms_norm.reference import with_gradients
 from jaxspec_kernels.triton_call import triton_call
 
 
@@ -16,9 +17,17 @@ from jaxspec_kernels.triton_call import triton_call
 @partial(jax.jit, static_argnames="eps")
 def rms_norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
     """See `reference.rms_norm`."""
-    if not x.size:
-        return reference(x, factors, eps)
-    (normed,) = triton_call(_norm_kernel, (x, factors), [_like(x)], eps=eps, **_launch(x))
+    return _norm(x, factors, eps) if x.size else reference(x, factors, eps)
+
+
+@with_gradients
+def _norm(x: jax.Array, factors: jax.Array, eps: float) -> jax.Array:
+    @jax.custom_batching.sequential_vmap
+    def norm(x: jax.Array, factors: jax.Array) -> jax.Array:
+        (normed,) = triton_call(_norm_kernel, (x, factors), [_like(x)], eps=eps, **_launch(x))
+        return normed
+
+    normed: jax.Array = norm(x, factors)
     return normed
 
 
