@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxspec_kernels.narrow import narrow
 
 MOST_MANTISSA = 0x600000
 """The mantissa of 1.75, that of the largest number of float8_e4m3fn: 448 = 1.75 * 2 ** 8."""
@@ -54,7 +55,7 @@ def encode(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     exponent = jnp.maximum(exponent, 1)
     inverse = lax.bitcast_convert_type((254 - exponent) << 23, jnp.float32)
     codes = jnp.where(is_finite, rows * inverse[..., None], jnp.nan)
-    return codes.astype(jnp.float8_e4m3fn), exponent.astype(jnp.uint8)
+    return narrow(codes, jnp.float8_e4m3fn), exponent.astype(jnp.uint8)
 
 
 def decode(codes: jax.Array, exponents: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxspec_kernels.coded_cache import decode, encode
+from jaxspec_kernels.narrow import narrow
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 
 from jaxspec.attention.builder import AttentionKind
@@ -197,9 +198,11 @@ class PackedMemory:
 
     def _as_cached(self, x: jax.Array) -> jax.Array:
         """Keys or values as a cache of `cache_dtype` holds them."""
+        if self.cache_dtype is None:
+            return x
         if self.cache_dtype == jnp.float8_e4m3fn:
             return decode(*encode(x)).astype(x.dtype)
-        return x.astype(self.cache_dtype or x.dtype).astype(x.dtype)
+        return narrow(x, self.cache_dtype).astype(x.dtype)
 
     def _by_sequence(self, x: jax.Array) -> jax.Array:
         """Reshapes x [N, ...] to [B, S, ...]."""

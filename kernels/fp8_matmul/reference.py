@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
+from jaxspec_kernels.narrow import narrow
 from jaxspec_kernels.op import device
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 from jaxspec_kernels.packed_matmul.reference import packed_matmul
@@ -32,8 +33,7 @@ def fp8_matmul(
     Returns:
       [..., out axes]; sums are float32.
     """
-    # On a GPU, XLA would leave out a rounding whose result it reads as float32 again.
-    values, scale = lax.optimization_barrier(split_fp8(x, terms))
+    values, scale = split_fp8(x, terms)
     rows = values.astype(jnp.float32).sum(0) * scale
     return packed_matmul(rows, kernel, out_dtype=out_dtype or x.dtype)
 
@@ -60,7 +60,7 @@ def split_fp8(x: jax.Array, terms: int) -> tuple[jax.Array, jax.Array]:
     rest = rows * jnp.where(largest > SMALLEST, inverse, 0)
     values = []
     for _ in range(terms):
-        values.append(rest.astype(jnp.float8_e4m3fn))
+        values.append(narrow(rest, jnp.float8_e4m3fn))
         rest -= values[-1].astype(jnp.float32)
     scale = jnp.where(jnp.isfinite(largest), scale, jnp.nan)
     return jnp.stack(values), jnp.where(largest <= SMALLEST, 0, scale)
