@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from memory import collect_seldom, give_back, is_large
 from programs_when_run import compile_ahead, compile_when_run
 
 import jaxspec
+from jaxspec.config import EngineConfig
+from jaxspec.engine import core
 from jaxspec.engine.programs import Programs
 
-# Tests spend most of their time compiling, which these flags cut to a third. They affect code generation by
-# LLVM, not XLA's optimisation of programs. XLA ends the process over a flag that it does not know.
+# On a CPU, tests spend most of their time compiling, which these flags cut to a third. They affect code
+# generation by LLVM, not XLA's optimisation of programs. XLA ends the process over a flag that it does not
+# know.
 FAST_COMPILATION = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -36,7 +40,11 @@ FAST_COMPILATION = [
 ]
 if jax.__version_info__ < (0, 11):
     FAST_COMPILATION.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
+ON_GPU = os.environ.get("JAX_PLATFORMS") != "cpu" and any(
+    map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+)
+if not ON_GPU:
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILATION])
 
 # The same examples in every run, without a database of failures; HYPOTHESIS_PROFILE=long draws others.
 hypothesis.settings.register_profile(
@@ -56,6 +64,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDENS = Path(__file__).parent / "goldens"
+# Folders whose quick tests are also run on a GPU (scripts/check_gpu.py); tests of kernels name theirs.
+FOR_GPUS = {"attention", "drafters", "engine", "sampling", "training"}
 # Files that start first: those that need more than a gigabyte, while a process is small, and those that take
 # 20 seconds or more, the longest first.
 FIRST = [
@@ -157,6 +167,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.whole)
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))
+        if item.get_closest_marker("cpu"):
+            item.add_marker(pytest.mark.skipif(ON_GPU, reason="is about engines on a CPU"))
+        elif test[0].partition("/")[0] in FOR_GPUS and not is_whole[test]:
+            item.add_marker(pytest.mark.gpu)
     places = {tiers.TESTS / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 
@@ -180,6 +194,21 @@ def only_what_runs_is_compiled():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "compile", compile_when_run)
         patch.setattr(Programs, "compile_in_background", lambda programs, sizes: None)
+        patch.setattr(core, "_needs_warming", lambda: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def float32_unless_exact():
+    """Engines compute in float32 by default, also on a GPU, since goldens are in float32."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ON_GPU:
+            usual = EngineConfig.dtype_on
+            patch.setattr(
+                EngineConfig,
+                "dtype_on",
+                lambda config, backend: usual(config, backend if config.exact else "cpu"),
+            )
         yield
 
 

@@ -139,6 +139,7 @@ def run(engine, *, is_active, steps):
     return of_slots.num_tokens[:, 0].tolist(), [np.asarray(cache)[0].any() for cache in state.target_cache]
 
 
+@pytest.mark.cpu
 def test_a_dispatch_on_a_cpu_leaves_out_steps_that_are_not_needed(tiny_engines):
     engine = tiny_engines.load("none", steps_per_dispatch=4)
     # Slots without a request write to page 0, so a step that ran shows there.

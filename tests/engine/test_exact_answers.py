@@ -97,6 +97,7 @@ def test_sampled_answers_do_not_depend_on_the_batch(answers):
     assert answers(3, asked=asked, batch_size=1)[0] == answers(3, asked=asked)[0]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("drafts", "sizes"), [(16, {}), (3, {"prefill_chunk": 17})])
 def test_more_rows_than_the_kernel_of_a_cpu_takes_are_refused(answers, drafts, sizes):
     with pytest.raises(ConfigError, match=r"engine.exact on a CPU allows 16 rows, and .* is 17"):

@@ -54,8 +54,8 @@ def test_what_the_extras_install_is_accepted(on_a_gpu):
 @pytest.mark.parametrize(
     ("package", "version", "command"),
     [
-        ("jax", "0.11.0", r"pip install 'jax<0\.13,>=0\.11\.2'"),
-        ("jax", "0.13.0", r"pip install 'jax<0\.13,>=0\.11\.2'"),
+        ("jax", "0.11.0", r"pip install 'jax<0\.13,>=0\.12'"),
+        ("jax", "0.13.0", r"pip install 'jax<0\.13,>=0\.12'"),
         ("jax_triton", "0.3.1", r"pip install 'jax-triton<0\.5,>=0\.4\.1'"),
         ("triton", "3.6.0", r"pip install 'triton<3\.10,>=3\.9'"),
         ("triton", "3.10.0", r"pip install 'triton<3\.10,>=3\.9'"),

@@ -106,6 +106,7 @@ def test_every_program_that_serves_gives_the_same(engine, prompts, monkeypatch, 
             assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == expected
 
 
+@pytest.mark.cpu
 def test_a_cpus_engine_has_one_program_for_all_that_sample_and_gives_the_same(
     tiny_engines, drafter, engine, prompts
 ):
@@ -117,6 +118,7 @@ def test_a_cpus_engine_has_one_program_for_all_that_sample_and_gives_the_same(
         assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == expected
 
 
+@pytest.mark.cpu
 def test_only_the_greatest_program_searches(engine):
     greedy, plain, truncated = (
         engine.programs.compiled_decode(mode=mode).as_text().count(" while(") for mode in SamplingMode

@@ -12,6 +12,7 @@ from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES
 
 from jaxspec.attention import PackedMemory
 from jaxspec.config import ModelConfig
+from jaxspec.jax_settings import platform
 from jaxspec.models.llama import Llama
 from jaxspec.training import loss
 from jaxspec.training.config import HeadConfig
@@ -137,7 +138,8 @@ def test_labels_of_a_vocabulary_that_is_worth_a_kernel():
     labels = jax.jit(lambda *args: make_labels(head, target, *args))(hidden, needed)
     probabilities, best = labels.of(np.flatnonzero(needed))
     p = jax.nn.softmax(hidden @ target.output_kernel)[needed]
-    np.testing.assert_allclose(probabilities, p[:, IDS], rtol=1e-4, atol=1e-7)
+    rtol = 1e-4 if platform() == "cpu" else 2e-3
+    np.testing.assert_allclose(probabilities, p[:, IDS], rtol=rtol, atol=1e-7)
     assert best.shape == (400,)
 
 

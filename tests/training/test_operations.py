@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxspec.config import ModelConfig
@@ -28,6 +29,7 @@ def count(draft_vocab_size: int, steps: int) -> float:
     return operations_per_token(target, head, row_length=32, num_unroll_steps=steps)
 
 
+@pytest.mark.cpu  # on a GPU, XLA counts nothing before it compiles
 def test_forward_pass_is_what_xla_counts():
     target = Llama(TARGET, dtype=jnp.float32, rngs=nnx.Rngs(0))
     ints = jax.ShapeDtypeStruct((2, 32), jnp.int32)

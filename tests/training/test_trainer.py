@@ -1,4 +1,4 @@
-"""One update, and an average with the initial head, give the same weights on one device and on two."""
+"""Updates of a head: those of a batch again and again, and the same one on one device and on two."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxspec.config import ConfigError, ModelConfig
@@ -15,22 +16,47 @@ from jaxspec.training.config import HeadConfig, TrainConfig
 from jaxspec.training.head import head_config, is_trained, new_head
 from jaxspec.training.trainer import Trainer
 
+TOLD = {"row_length": 16, "warmup_steps": 0, "num_unroll_steps": 2}
 
-def update():
-    """The number of devices, the loss and some weights after an update, and why three rows are refused."""
+
+def models(dtype):
+    """A head and its target."""
     shape = ModelConfig("llama", 40, 16, 24, 5, 2, 1, 8, tie_word_embeddings=True)
-    target = Llama(shape, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    target = Llama(shape, dtype=dtype, rngs=nnx.Rngs(0))
     ids = np.arange(0, 40, 2)
-    head = new_head(head_config(HeadConfig(), shape, 20), target, ids, num_speculative_tokens=2, seed=1)
-    told = {"steps": 4, "row_length": 16, "warmup_steps": 0, "num_unroll_steps": 2}
-    trainer = Trainer(head, target, TrainConfig(batch_size=4, **told))
+    return new_head(
+        head_config(HeadConfig(), shape, 20), target, ids, num_speculative_tokens=2, seed=1
+    ), target
+
+
+def make_batch():
     rng = np.random.default_rng(0)
-    batch = {
+    return {
         "tokens": rng.integers(0, 40, (4, 16)),
         "positions": np.tile(np.arange(16), (4, 1)),
         "segments": np.ones((4, 16), int),
         "answer": np.arange(16) > np.array([[3], [2], [9], [11]]),  # devices have more of them or fewer
     }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_ten_updates_learn_a_batch(dtype):
+    trainer = Trainer(*models(dtype), TrainConfig(batch_size=4, steps=10, learning_rate=0.01, **TOLD))
+    state, losses = trainer.initial_state(), []
+    for _ in range(10):
+        state, sums = trainer.update(state, trainer.put(make_batch()))
+        losses.append(float(sums.loss.sum() / sums.count.sum()))
+    assert np.isfinite(losses).all()
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def update():
+    """The number of devices, the loss and some weights after an update, and why three rows are refused."""
+    head, target = models(jnp.float32)
+    told = TOLD | {"steps": 4}
+    trainer = Trainer(head, target, TrainConfig(batch_size=4, **told))
+    batch = make_batch()
     state, sums = trainer.update(trainer.initial_state(), trainer.put(batch))
     loaded = jax.device_put(nnx.state(head, is_trained), jax.devices()[0])  # as a checkpoint is
     heads = head, trainer.head(state), trainer.head(trainer.averaged(state, loaded, 0.25))
