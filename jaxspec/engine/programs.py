@@ -215,11 +215,8 @@ class Programs:
 
     def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order and after those that are still to be compiled,
-        until this object is garbage-collected. Ignores what is compiled, or to be compiled, already."""
+        until this object is garbage-collected. Those that are compiled by then are passed over."""
         with self._changed:
-            # Lists first, as other threads change these meanwhile.
-            known = {*list(self.compiled), *self._compiling, *list(self._left)}
-            sizes = [size for size in dict.fromkeys(sizes) if size not in known]
             self.num_uncompiled += len(sizes)
             self._left.extend(sizes)
             # Each thread occupies a core, and serving needs some too.
