@@ -421,6 +421,19 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
         assert plan[-1].decodes
 
 
+def test_requests_that_share_no_program_take_no_turns_at_decoding():
+    scheduler = make_scheduler()
+    device = Device(scheduler, random.Random(0))
+    requests = [make_request(3, 9) for _ in range(3)]
+    device.kinds = {requests[1]: 1}
+    for request in requests:
+        scheduler.add(request)
+    reads, reads_apart, *decode = scheduler.plan(device.share)
+    batches = [[running.request for running in each.batch] for each in (reads, reads_apart, *decode)]
+    assert [each.decodes for each in (reads, reads_apart, *decode)] == [False, False, True, True]
+    assert batches == [[requests[0], requests[2]], [requests[1]]] * 2
+
+
 def test_a_dispatch_has_fewer_steps_for_more_slots_and_one_while_a_prompt_is_read():
     for adapts, expected in ((False, [8, 8, 8, 8, 8]), (True, [8, 7, 1, 1, 6])):
         scheduler = make_scheduler(
