@@ -180,15 +180,10 @@ class Programs:
                 self._num_urgent -= 1
                 self._changed.notify_all()
 
-    def _claim(self, sizes: Sequence[Size], *, waits: bool = False) -> list[Size]:
+    def _claim(self, sizes: Sequence[Size]) -> list[Size]:
         """Those of these that nobody has compiled or is compiling; the caller must compile them and call
-        `_end`.
-
-        Args:
-          waits: wait first until nothing urgent is left to compile.
-        """
+        `_end`."""
         with self._changed:
-            self._changed.wait_for(lambda: not (waits and self._num_urgent))
             mine = [size for size in sizes if size not in self.compiled and size not in self._compiling]
             self._compiling.update(mine)
         return mine
@@ -347,16 +342,17 @@ class Programs:
         return False
 
     def next_left(self) -> Size | None:
-        """The next program for a background thread; None ends the thread."""
+        """The next program for a background thread, once nothing is urgent; None ends the thread."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._num_urgent)
             with suppress(IndexError):
                 return self._left.popleft()
             self._background.remove(threading.current_thread())
             return None
 
     def compile_next(self, size: Size) -> None:
-        """Compiles a program in the background, once nothing urgent is left, unless somebody else does it."""
-        mine = self._claim([size], waits=True)
+        """Compiles a program in the background, unless somebody else has or does."""
+        mine = self._claim([size])
         try:
             if mine and self.has_room():
                 with compilation_cache():

@@ -98,7 +98,7 @@ def test_programs_of_sampling_serve_greedy_requests(load, compiles, background):
 
 def test_requests_that_no_program_serves_together_run_apart(load, background):
     """Nothing is compiled in the background here, so what they share is never there."""
-    engine = load(batch_size=3)
+    engine = load("none")
     params = [
         {**own, "max_new_tokens": 20, "ignore_eos": True}
         for own in (SAMPLED, LOGPROBS, {**SAMPLED, "seed": 5})
