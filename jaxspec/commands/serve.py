@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jaxspec.commands.command_line import (
     CommandError,
@@ -32,6 +32,7 @@ from jaxspec.commands.command_line import (
 )
 from jaxspec.config import resolve_config
 from jaxspec.errors import OneLineError, optional
+from jaxspec.sampling.params import Kind
 
 KEY = "JAXSPEC_API_KEY"
 """The environment variable with the API key. An option would show it to everybody on the machine."""
@@ -100,6 +101,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     sizes.add_argument("--batch-size", type=int, metavar="B", help="answers at once")
     sizes.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a prompt and its answer")
     sizes.add_argument("--tensor-parallel", type=int, metavar="M", help="devices to split the model over")
+    sizes.add_argument(
+        "--prepare",
+        type=_kinds,
+        default=(),
+        metavar="KINDS",
+        help="what requests will ask for, so that none of them waits until it is compiled: some of "
+        f"{','.join(get_args(Kind))}",
+    )
     parser.add_argument(
         "--drafter", metavar="DRAFTER", help="as for jaxspec; default: that of the configuration"
     )
@@ -152,13 +161,23 @@ def _run(
             file=sys.stderr,
         )
     address = f"[{host}]" if ":" in host else host
-    print(f"serving {name} at http://{address}:{port}/v1", file=sys.stderr, flush=True)
     try:
+        engine.engine.prepare(*args.prepare)
+        print(f"serving {name} at http://{address}:{port}/v1", file=sys.stderr, flush=True)
         app = make_app(engine, name, access, sampling)
         ended_by = run_server(app, engine, listening, grace=args.grace)
     finally:
         engine.engine.close()
     return 130 if ended_by == signal.SIGINT else 0
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    known = get_args(Kind)
+    for kind in kinds:
+        if kind not in known:
+            raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(known)}")
+    return kinds
 
 
 def _check_ranges(args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from functools import partial, reduce
@@ -29,7 +29,7 @@ from jaxspec.engine.device.step import Models
 from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
-from jaxspec.engine.host.scheduler import Dispatch, Scheduler
+from jaxspec.engine.host.scheduler import Dispatch, Running, Scheduler
 from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.metrics import Totals
 from jaxspec.engine.programs import Programs
@@ -132,7 +132,7 @@ class EngineCore:
             self.scheduler.choose = self.adaptive_k.choose
         drafts = _fewer_drafts(self._max_drafts) if is_adaptive else []
         self.program_sizes = program_sizes(config, modes, self._max_drafts, drafts)
-        self._prepared: set[Asked] = set()
+        self._prepared: set[tuple[Asked, SamplingMode]] = set()
         self._scores: set[tuple[Logprobs, tuple[int, ...]]] = set()
         self._preparing = Lock()
         self._closed = Future[None]()
@@ -239,7 +239,7 @@ class EngineCore:
         if self._updates:
             self._update_weights()
         self.scheduler.mixed_chunks = self._mixed_chunks()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self._share_program)
         for dispatch in plan:
             output, size = self._enqueue(dispatch)
             # A dispatch that directly follows another takes from that one's end to its own end.
@@ -392,10 +392,35 @@ class EngineCore:
         them all."""
         mode = SamplingMode.GREEDY
         if width:
-            required = max(required_mode(request.params) for request in requests)
-            mode = min(mode for mode in self.modes if mode >= required)
+            mode = self._mode(max(required_mode(request.params) for request in requests))
         need = Size(len(requests), chunks, mode, width)
         return need.doing(_asked(requests)) if self._prepared else need
+
+    def _mode(self, required: SamplingMode) -> SamplingMode:
+        """The least mode with programs that samples as required."""
+        return min(mode for mode in self.modes if mode >= required)
+
+    def _share_program(self, running: Sequence[Running], decodes: bool) -> list[Running]:
+        """See `Scheduler.plan`. All share one, unless what was asked for has no program yet in the mode that
+        the others need."""
+        if not self._prepared or len(running) < 2:
+            return list(running)
+        config = self.config
+        chunks, width = (0, self._max_drafts + 1) if decodes else (config.prefill_batch_size, 0)
+
+        def is_served(some: Sequence[Running]) -> bool:
+            need = self._need([each.request for each in some], chunks, width)
+            # A dispatch that reads prompts serves no more requests than it has chunks.
+            need = need if decodes else replace(need, slots=min(chunks, config.batch_size))
+            return bool(self.programs.serving(need))
+
+        if is_served(running):
+            return list(running)
+        shared = [running[0]]
+        for each in running[1:]:
+            if is_served([*shared, each]):
+                shared.append(each)
+        return shared
 
     def prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
         """Compiles the programs that score texts, the one that serves any number of chunks before this
@@ -424,19 +449,26 @@ class EngineCore:
         """`program_sizes`, of programs that do what is asked for."""
         return [[size.doing(asked) for size in sizes] for sizes in self.program_sizes]
 
-    def prepare(self, wanted: Asked) -> None:
-        """Compiles the programs that do what is asked for, those that serve any request before this returns.
+    def prepare(self, wanted: Asked, modes: Collection[SamplingMode] = ()) -> None:
+        """Compiles the programs without which nobody who asks for this could be served: one that reads
+        prompts, and for each mode one that decodes, for any number of slots.
 
         Called by any thread, with every request that asks for something; nothing is left to do after the
         first that asks for it. Requests that ask for different things may share a dispatch, so what is
-        compiled at once does all that was ever asked for; programs for no more than this follow in the
-        background.
+        compiled at once does all that was ever asked for. Programs for the other modes, for no more than
+        this, and smaller ones follow in the background.
+
+        Args:
+          modes: those that are required; none means all of this engine.
 
         Raises:
           EngineError: the engine has been closed meanwhile.
         """
-        if wanted not in self._prepared:
-            self._unless_closed(partial(self._prepare, wanted))
+        if left := self._unprepared(wanted, set(map(self._mode, modes or self.modes))):
+            self._unless_closed(partial(self._prepare, wanted, left))
+
+    def _unprepared(self, wanted: Asked, modes: set[SamplingMode]) -> set[SamplingMode]:
+        return {mode for mode in modes if (wanted, mode) not in self._prepared}
 
     def _unless_closed(self, compile_programs: Callable[[], None]) -> None:
         """Runs it in a thread of its own, since it cannot be interrupted; waits for it or for `close`."""
@@ -455,27 +487,32 @@ class EngineCore:
             raise self.error or EngineError("the engine is closed")
         compiled.result()
 
-    def _prepare(self, wanted: Asked) -> None:
+    def _prepare(self, wanted: Asked, modes: set[SamplingMode]) -> None:
         with self._preparing:
-            if wanted in self._prepared or self.error is not None:
+            modes = self._unprepared(wanted, modes)
+            if self.error is not None:
+                raise self.error
+            if not modes:
                 return
-            most = reduce(Asked.join, self._prepared, wanted)
+            most = reduce(Asked.join, (asked for asked, _ in self._prepared), wanted)
             first, later = self._sizes_doing(wanted)
-            if most != wanted:
-                for_all, for_all_later = self._sizes_doing(most)
-                first, later = for_all, first + for_all_later + later
-            compiled = self.programs.compiled
+            for_all, for_all_later = self._sizes_doing(most)
+            needed = [size for size in for_all if not size.width or size.mode in modes]
             with compilation_cache():
                 if wanted.constraints & Constraints.GRAMMAR:
                     with own_settings(self.device):
                         self.grammars.prepare()
                 if wanted.constraints.needs_history and not self._reads_history:
                     self.programs.compile_put_history()
-                self.programs.compile([size for size in first if size not in compiled], progress=False)
-            self._prepared |= {wanted, most}
+                self.programs.compile(list(filter(self._is_unserved, needed)), progress=False)
+            self._prepared |= {(wanted, mode) for mode in modes}
         if self.error is not None:
             return
-        self.programs.compile_in_background([size for size in later if size not in compiled])
+        self.programs.compile_in_background([*for_all, *first, *for_all_later, *later])
+
+    def _is_unserved(self, need: Size) -> bool:
+        """Whether no compiled program does as much or more. Unlike `Programs.serving`, for any thread."""
+        return not any(size.serves(need) for size in list(self.programs.compiled))
 
 
 def program_sizes(

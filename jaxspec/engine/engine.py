@@ -50,10 +50,13 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.models.packed_weights import rounds_activations
 from jaxspec.sampling import (
     Asked,
+    Constraints,
+    Kind,
     SamplingMode,
     SamplingParams,
     generation_defaults,
     modes_for_sampling,
+    required_mode,
 )
 from jaxspec.sharding import bytes_by_device, make_mesh, replicated
 
@@ -67,6 +70,7 @@ class Engine:
     - `run` answers requests from `make_request` as they come, with priorities and deadlines.
     - `update_weights` replaces the weights while it runs; `weights`, `target` and `drafter` are for looking.
     - `counters` and `metrics` say what work was done; `forget_prefixes` empties the prefix cache.
+    - `prepare` compiles programs before the first request that needs them; `wait_prepared` waits for all.
     - `close` frees the device's memory.
 
     One background thread drives the device, so any thread may call any method at any time; the requests of
@@ -581,6 +585,26 @@ class Engine:
         """
         return self._thread.wait_idle(timeout)
 
+    def prepare(self, *kinds: Kind) -> None:
+        """Compiles the programs for what requests may ask for beside tokens; returns once all that are needed
+        are there. Otherwise the first request that asks waits for them.
+
+        Requests may then ask for all of these together, too. Smaller programs follow in the background.
+
+        Args:
+          kinds: "logprobs"; "json", also for `regex` and `choice`; "penalties"; "bias", for `logit_bias` and
+            `min_tokens`; "words", for `bad_words` and `no_repeat_ngram_size`.
+
+        Raises:
+          ValueError: a kind is not known, or "json" is not supported without a tokenizer.
+          EngineError: the engine has been closed meanwhile.
+        """
+        wanted = Asked.of_kinds(kinds)
+        if wanted.constraints & Constraints.GRAMMAR:
+            self.core.grammars.read_vocabulary()
+        if wanted != Asked():
+            self.core.prepare(wanted)
+
     def wait_prepared(self, timeout: float | None = None) -> bool:
         """Waits until all programs are compiled and warm; False after `timeout` seconds, or if it is closed.
 
@@ -695,7 +719,7 @@ class Engine:
             raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
         grammar = self.core.grammars.compiled(params.grammar) if params.grammar else None
         if (wanted := Asked.of(params)) != Asked():
-            self.core.prepare(wanted)
+            self.core.prepare(wanted, [required_mode(params)])
         return Request(
             prompt=ids,
             params=params,

@@ -7,9 +7,9 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,7 +135,9 @@ class Programs:
             self.compile_put_history()
         self._left: deque[Size] = deque()
         self._background: list[threading.Thread] = []
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._compiling: set[Size] = set()
+        self._num_urgent = 0
         self.num_uncompiled = 0
         self._is_full = False
         self.when_compiled: Callable[[], object] = lambda: None
@@ -149,9 +151,47 @@ class Programs:
             self._put_history = put.lower(history, tokens).compile()
 
     def compile(self, sizes: Sequence[Size], *, progress: bool) -> None:
-        """Compiles these in parallel; returns when all are compiled."""
-        with self._settings():
-            self._compile(sizes, progress)
+        """Compiles those of these that are not compiled yet, in parallel; returns when all are.
+
+        Meanwhile the background threads begin with no other.
+        """
+        with self._urgently():
+            mine = self._claim(sizes)
+            try:
+                with self._settings():
+                    self._compile(mine, progress)
+            finally:
+                self._end(mine)
+            # What the background threads were compiling already, and what failed there, for its error.
+            with self._changed:
+                self._changed.wait_for(lambda: self._compiling.isdisjoint(sizes))
+            if failed := [size for size in sizes if size not in self.compiled]:
+                self.compile(failed, progress=progress)
+
+    @contextmanager
+    def _urgently(self) -> Iterator[None]:
+        """Keeps the background threads from beginning with another program: somebody waits for this one."""
+        with self._changed:
+            self._num_urgent += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_urgent -= 1
+                self._changed.notify_all()
+
+    def _claim(self, sizes: Sequence[Size]) -> list[Size]:
+        """Those of these that nobody has compiled or is compiling; the caller must compile them and call
+        `_end`."""
+        with self._changed:
+            mine = [size for size in sizes if size not in self.compiled and size not in self._compiling]
+            self._compiling.update(mine)
+        return mine
+
+    def _end(self, mine: Sequence[Size]) -> None:
+        with self._changed:
+            self._compiling.difference_update(mine)
+            self._changed.notify_all()
 
     def _compile(self, sizes: Sequence[Size], progress: bool) -> None:
         lowered = {size: self._lower(size) for size in sizes}
@@ -170,31 +210,34 @@ class Programs:
 
     def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order and after those that are still to be compiled,
-        until this object is garbage-collected."""
-        left, threads = self._left, []
-        with self._lock:
+        until this object is garbage-collected. Those that are compiled by then are passed over."""
+        with self._changed:
             self.num_uncompiled += len(sizes)
-        left.extend(sizes)
-        # Each thread occupies a core, and serving needs some too.
-        for _ in range(min(len(sizes), max((os.cpu_count() or 1) // 4, 1))):
-            thread = threading.Thread(
-                target=self._settings()(_compile_in_background),
-                args=(weakref.ref(self), left),
-                name="jaxspec-compile",
-                daemon=True,
-            )
-            thread.start()
-            threads.append(thread)
-        self._background += threads
-        # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
-        # one runs before JAX's.
-        stop = partial(_stop_compiling, left, threads)
-        weakref.finalize(self, stop).atexit = False
-        atexit.register(stop)
+            self._left.extend(sizes)
+            # Each thread occupies a core, and serving needs some too.
+            most = max((os.cpu_count() or 1) // 4, 1) - len(self._background)
+            threads = [
+                threading.Thread(
+                    target=self._settings()(_compile_in_background),
+                    args=(weakref.ref(self),),
+                    name="jaxspec-compile",
+                    daemon=True,
+                )
+                for _ in range(min(len(sizes), most))
+            ]
+            self._background += threads
+            for thread in threads:
+                thread.start()
+        if threads:
+            # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
+            # one runs before JAX's.
+            stop = partial(_stop_compiling, self._left, threads)
+            weakref.finalize(self, stop).atexit = False
+            atexit.register(stop)
 
     def wait_compiled(self) -> None:
         """Waits until the background threads have compiled everything."""
-        for thread in self._background:
+        for thread in list(self._background):
             thread.join()
 
     def replace_weights(self, replaced: Mapping[int, jax.Array], models: Models) -> None:
@@ -274,7 +317,7 @@ class Programs:
 
     def one_less(self) -> None:
         """Counts one program less for the background threads to compile."""
-        with self._lock:
+        with self._changed:
             self.num_uncompiled -= 1
         if not self.num_uncompiled:
             self.when_compiled()
@@ -297,6 +340,25 @@ class Programs:
                 most,
             )
         return False
+
+    def next_left(self) -> Size | None:
+        """The next program for a background thread, once nothing is urgent; None ends the thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_urgent)
+            with suppress(IndexError):
+                return self._left.popleft()
+            self._background.remove(threading.current_thread())
+            return None
+
+    def compile_next(self, size: Size) -> None:
+        """Compiles a program in the background, unless somebody else has or does."""
+        mine = self._claim([size])
+        try:
+            if mine and self.has_room():
+                with compilation_cache():
+                    self.compile_one(size)
+        finally:
+            self._end(mine)
 
     def compile_one(self, size: Size) -> None:
         """Compiles one program."""
@@ -377,19 +439,15 @@ def memory_mappings() -> tuple[int, float]:
         return 0, float("inf")
 
 
-def _compile_in_background(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
-    with suppress(IndexError):
-        while (alive := programs()) is not None:
-            size = left.popleft()
-            # Larger programs serve the requests that a program left out would have served.
-            try:
-                if alive.has_room():
-                    with compilation_cache():
-                        alive.compile_one(size)
-            except Exception as error:
-                _log.warning("the program for %s does not compile: %s", size, error)
-            alive.one_less()
-            del alive
+def _compile_in_background(programs: "weakref.ref[Programs]") -> None:
+    while (alive := programs()) is not None and (size := alive.next_left()) is not None:
+        # Larger programs serve the requests that a program left out would have served.
+        try:
+            alive.compile_next(size)
+        except Exception as error:
+            _log.warning("the program for %s does not compile: %s", size, error)
+        alive.one_less()
+        del alive
 
 
 def _stop_compiling(left: deque[Size], threads: Sequence[threading.Thread]) -> None:

@@ -92,6 +92,15 @@ class GrammarStore:
             raise GrammarError("grammars need a tokenizer, and this checkpoint has none")
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._ends)
 
+    def read_vocabulary(self) -> None:
+        """Reads the tokenizer's tokens, as the first grammar does otherwise.
+
+        Raises:
+          GrammarError: there is no tokenizer, or it is not supported.
+        """
+        with self._lock:
+            self._vocabulary  # noqa: B018
+
     def compiled(self, grammar: Grammar) -> PlacedGrammar:
         """The automaton of a grammar, compiled unless it is kept.
 

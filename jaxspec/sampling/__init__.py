@@ -17,6 +17,7 @@ __all__ = [
     "ConstraintState",
     "Constraints",
     "DraftVocabulary",
+    "Kind",
     "Logprobs",
     "SamplingMode",
     "SamplingParams",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         MAX_LOGIT_BIAS,
         MAX_LOGPROBS,
         MAX_SEQUENCE,
+        Kind,
         SamplingParams,
         sample_seed,
     )
@@ -79,7 +81,7 @@ else:
             "jaxspec.sampling.logprobs": "Logprobs TokenLogprobs required_logprobs token_logprobs",
             "jaxspec.sampling.mode": "SamplingMode can_branch modes_for_sampling required_mode",
             "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS MAX_BAD_WORD_TOKENS MAX_LOGIT_BIAS "
-            "MAX_LOGPROBS MAX_SEQUENCE SamplingParams sample_seed",
+            "MAX_LOGPROBS MAX_SEQUENCE Kind SamplingParams sample_seed",
             "jaxspec.sampling.rejection": "Verdict verify",
             "jaxspec.sampling.state": "SamplingState seed_words",
             "jaxspec.sampling.synthetic": "verify_synthetic",

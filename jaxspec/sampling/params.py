@@ -24,6 +24,8 @@ MAX_BAD_WORD_TOKENS = 512
 MAX_SEQUENCE = 16
 """The most tokens of one of the `bad_words`, and the largest `no_repeat_ngram_size`."""
 
+Kind = Literal["logprobs", "json", "penalties", "bias", "words"]
+"""A kind of what requests may ask for; see `Engine.prepare`."""
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 _COLDEST, _HOTTEST = 1e-30, 1e30
 _WEAKEST, _STRONGEST = 0.01, 100.0

@@ -49,18 +49,26 @@ class Device:
     all rows it may see were computed from the text it belongs to, whoever wrote them.
 
     `answer` gives the text's next token, and so what a lone run answers.
+
+    Attributes:
+      kinds: numbers of requests that share no program with those of other numbers; 0 for any not named.
     """
 
     def __init__(self, scheduler: Scheduler, rng: random.Random):
         self.scheduler, self.rng = scheduler, rng
+        self.kinds = {}
         self.slots = {}
         self.rows = {}
         self.begun = {}
         self.num_read = 0
         self.in_flight = []
 
+    def share(self, running, decodes):
+        kinds = [self.kinds.get(each.request, 0) for each in running]
+        return [each for each, kind in zip(running, kinds, strict=True) if kind == kinds[0]]
+
     def round(self) -> None:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.share)
         for dispatch in plan:
             self.in_flight.append((dispatch, *self._run(dispatch)))
         ahead = len(plan) if plan else len(self.in_flight) - 1
@@ -84,6 +92,8 @@ class Device:
                 row[: chunk.count] = self._score(chunk)
             return [scores, scores[..., None][..., :0], scores[..., None][..., :0]], []
         assert not any(running.request.scoring for running in dispatch.batch)
+        if not (dispatch.decodes and dispatch.chunks):
+            assert self.share(dispatch.batch, dispatch.decodes) == dispatch.batch
         for running, is_decoding in zip(dispatch.batch, dispatch.is_decoding, strict=True):
             if not is_decoding:
                 self.slots[running.slot] = None
@@ -208,11 +218,12 @@ def check_pages(scheduler) -> None:
     aborted=st.sets(st.integers(0, 24)),
     scored=st.dictionaries(st.integers(0, 24), st.sampled_from([(), (), (1,), (0, 2)])),
     lost=st.booleans(),
+    apart=st.integers(1, 3),
     chosen=st.lists(st.integers(0, 2), max_size=6),
     seed=st.integers(0, 2**16),
 )
 def test_whatever_arrives_ends_with_its_tokens(
-    sizes, pages, max_chunks, mixed, between, steps, adapts, aborted, scored, lost, chosen, seed
+    sizes, pages, max_chunks, mixed, between, steps, adapts, aborted, scored, lost, apart, chosen, seed
 ):
     """However few pages there are, none is leaked, and what anybody reads belongs to its own text.
 
@@ -220,7 +231,7 @@ def test_whatever_arrives_ends_with_its_tokens(
     read again.
 
     Prompts are one text that a token parts somewhere, or what an earlier request read and answered. Some are
-    only scored, which may be aborted and put back like all others.
+    only scored, which may be aborted and put back like all others. Those of `apart` kinds share no program.
     """
     rng = random.Random(seed)
     scheduler = make_scheduler(
@@ -242,6 +253,7 @@ def test_whatever_arrives_ends_with_its_tokens(
         prompt[parting:] = [1] * len(prompt[parting:])
         requests.append(make_request(prompt, new))
         requests[-1].priority = priority
+        device.kinds[requests[-1]] = len(requests) % apart
         requests[-1].num_drafts = rng.choice([None, None, None, 0, 1, 2])
     arriving = list(requests)
     for _ in range(3000):
@@ -407,6 +419,19 @@ def test_a_long_prompt_does_not_hold_up_slots_that_decode():
         assert chunks == [5]
         assert plan[-1].batch[0].request is first
         assert plan[-1].decodes
+
+
+def test_requests_that_share_no_program_take_no_turns_at_decoding():
+    scheduler = make_scheduler()
+    device = Device(scheduler, random.Random(0))
+    requests = [make_request(3, 9) for _ in range(3)]
+    device.kinds = {requests[1]: 1}
+    for request in requests:
+        scheduler.add(request)
+    reads, reads_apart, *decode = scheduler.plan(device.share)
+    batches = [[running.request for running in each.batch] for each in (reads, reads_apart, *decode)]
+    assert [each.decodes for each in (reads, reads_apart, *decode)] == [False, False, True, True]
+    assert batches == [[requests[0], requests[2]], [requests[1]]] * 2
 
 
 def test_a_dispatch_has_fewer_steps_for_more_slots_and_one_while_a_prompt_is_read():

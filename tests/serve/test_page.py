@@ -4,14 +4,18 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from options import arguments, parser_of
 
 import jaxspec
+from jaxspec import SamplingParams
 from jaxspec.commands import serve
 from jaxspec.openai import CHAT, FIELDS
 from jaxspec.openai.requests import SAMPLING
+from jaxspec.sampling import Asked
+from jaxspec.sampling.params import Kind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text("utf-8")
 
@@ -66,6 +70,17 @@ def test_every_option_and_every_field_is_on_the_page():
     own = {name for name in SAMPLING if name in FIELDS[CHAT]}
     plain = {"temperature", "top_p", "seed", "stop", "logprobs", "presence_penalty", "frequency_penalty"}
     assert own - plain - {"logit_bias"} <= named
+
+
+def test_every_kind_that_can_be_prepared_is_on_the_page():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|$", PAGE, flags=re.MULTILINE))
+    asking = {"logprobs": {"logprobs": 1}, "json": {"choice": ("a",)}, "penalties": {"presence_penalty": 1}}
+    asking |= {"bias": {"min_tokens": 1}, "words": {"no_repeat_ngram_size": 2}}
+    assert list(asking) == list(get_args(Kind))
+    for kind, asked in asking.items():
+        (name,) = asked
+        assert f"`{name}`" in rows[kind]
+        assert Asked.of(SamplingParams(**asked)) == Asked.of_kinds([kind])
 
 
 def test_it_is_a_path_that_is_served(http):

@@ -32,7 +32,7 @@ COMPILES = """
 import time
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.programs import Programs
-EngineCore._prepare = lambda core, wanted: time.sleep(300)
+EngineCore._prepare = lambda core, *wanted: time.sleep(300)
 Programs.compile_one = lambda programs, size: time.sleep(300)
 """
 

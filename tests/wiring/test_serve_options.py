@@ -17,7 +17,7 @@ from jaxspec.serve import app, server
 from jaxspec.serve.app import Access
 
 TO_LOAD = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation"}
-TO_LOAD |= {"batch_size", "max_model_len", "tensor_parallel", "imports"}
+TO_LOAD |= {"batch_size", "max_model_len", "tensor_parallel", "imports", "prepare"}
 TO_APP = {"sampling_defaults", "name", "api_key_file", "cors_origin", "max_body", "max_prompt", "max_queue"}
 TO_SERVER = {"host", "port", "grace"}
 
@@ -25,7 +25,7 @@ TO_SERVER = {"host", "port", "grace"}
 @pytest.fixture
 def told(monkeypatch, tiny_config):
     """Runs the command line; returns what it would load and serve."""
-    engine = SimpleNamespace(close=lambda: None)
+    engine = SimpleNamespace(close=lambda: None, prepare=lambda *kinds: None)
 
     def run(*words, model=tiny_config):
         seen = SimpleNamespace()
@@ -73,6 +73,21 @@ def test_what_is_loaded(told, tiny_config, tmp_path):
     (tmp_path / "mine.py").write_text("import sys\nsys.modules['imported by serve'] = None\n", "utf-8")
     told("--import", tmp_path / "mine.py")
     assert sys.modules.pop("imported by serve", 0) is None
+
+
+def test_what_is_prepared_before_it_serves(told, capsys):
+    engine = told().client.engine
+    engine.prepare = lambda *kinds: print(kinds, file=sys.stderr)
+    for words, expected in (((), "()"), (("--prepare", "logprobs,json"), "('logprobs', 'json')")):
+        capsys.readouterr()
+        told(*words)
+        prepared, serving = capsys.readouterr().err.splitlines()
+        assert (prepared, serving[:15]) == (expected, "serving tiny at")
+    for wrong in ("logprobs,jsn", "", "json,"):
+        with pytest.raises(SystemExit):
+            told("--prepare", wrong)
+        problem = f"--prepare: {wrong.rpartition(',')[2]!r} is none of logprobs, json, penalties, bias, words"
+        assert problem in capsys.readouterr().err
 
 
 def test_what_is_served(told, tiny_config, monkeypatch, tmp_path):

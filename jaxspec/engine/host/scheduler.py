@@ -14,6 +14,8 @@ from jaxspec.engine.host.scoring import Scoring
 from jaxspec.grammar import PlacedGrammar
 
 _QUEUE_KEY = attrgetter("queue_key")
+Share = Callable[[Sequence["Running"], bool], list["Running"]]
+"""Says which requests share a dispatch; see `Scheduler.plan`."""
 
 
 @dataclass(eq=False)
@@ -246,8 +248,14 @@ class Scheduler:
         request.stage = "queued"
         insort(self.waiting, request, key=_QUEUE_KEY)
 
-    def plan(self) -> list[Dispatch]:
-        """Admits requests that fit; returns the next dispatches, none if all work is in flight."""
+    def plan(self, share: Share | None = None) -> list[Dispatch]:
+        """Admits requests that fit; returns the next dispatches, none if all work is in flight.
+
+        Args:
+          share: of requests that decode (True), or whose prompts are read (False), gives the first and those
+            that a compiled program serves together with it; None if one serves all. Others get dispatches of
+            their own.
+        """
         for running in list(self.running):
             if running.is_leaving and not running.max_in_flight:
                 self._put_back(running)
@@ -261,12 +269,15 @@ class Scheduler:
             return [*dispatches, self._make_dispatch(decoding, chunks)]
         budget = self.chunks_between if decoding else self.max_chunks if self.mixed_chunks else None
         while (unread := [running for running in unread if not running.is_read]) and budget != 0:
-            chunks = self._next_chunks(unread, min(self.max_chunks, budget or self.max_chunks))
+            together = share(unread, False) if share else unread
+            chunks = self._next_chunks(together, min(self.max_chunks, budget or self.max_chunks))
             budget = None if budget is None else budget - len(chunks)
             dispatches.append(self._make_dispatch([], chunks))
         decoding = [running for running in self.running if running.decodes]
-        if decoding:
-            dispatches.append(self._make_dispatch(decoding, []))
+        while decoding:
+            together = share(decoding, True) if share else decoding
+            dispatches.append(self._make_dispatch(together, []))
+            decoding = [running for running in decoding if running not in together]
         return dispatches
 
     def commit_scores(self, dispatch: Dispatch, reported: Sequence[Any], hidden: Sequence[Any]) -> None:
