@@ -9,7 +9,7 @@ from hashlib import blake2b
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from jaxspec.documents import plain_number
+from jaxspec.documents import plain_number, whole_number
 from jaxspec.errors import OneLineError
 from jaxspec.grammar import Grammar
 
@@ -253,7 +253,7 @@ def _temperature(value: Any) -> float:
 
 
 def _integer(name: str, value: Any, wanted: str, allowed: Any) -> int:
-    value = plain_number(value)
+    value = whole_number(value)
     if not isinstance(value, Integral) or isinstance(value, bool) or not allowed(value):
         raise _error(name, value, f"an integer, {wanted}")
     return int(value)
