@@ -16,7 +16,7 @@ from jaxspec.config import Config, DrafterConfig
 from jaxspec.config.toml import SourceConfig
 from jaxspec.jax_settings import platform
 from jaxspec.models.packed_weights import resolve_activations
-from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+from jaxspec.sampling import SamplingParams
 
 _BLOCK = 2**16
 _BLOCKS = 128
@@ -68,8 +68,9 @@ def run_settings(
         **({"engine.exact": True} if engine.exact else {}),
         **({} if engine.output_dtype is None else {"engine.output_dtype": engine.output_dtype}),
         **({} if engine.gpu_activations is None else {"engine.gpu_activations": engine.gpu_activations}),
+        # An answer without a limit may fill the cache.
+        **({} if engine.num_pages is None else {"engine.cache_tokens": engine.num_pages * engine.page_size}),
         **dataclasses.asdict(params),
-        "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
         "raw": raw,
         "keep_order": keep_order,
     }

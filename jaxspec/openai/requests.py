@@ -21,6 +21,8 @@ COMPLETIONS: Endpoint = "/v1/completions"
 
 MAX_ANSWERS = 128
 """The largest `n`."""
+DEFAULT_MAX_TOKENS = 16
+"""The most tokens of a completion whose body does not say."""
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0}
 """Sampling parameters of a body that does not set them, as OpenAI's API has them."""
 
@@ -138,7 +140,7 @@ _COMPLETIONS_ONLY: dict[str, Schema] = {
         ],
         "description": "Text or token ids, or a list of them; without the chat template.",
     },
-    "max_tokens": {**_COUNT, "default": 16},
+    "max_tokens": {**_COUNT, "default": DEFAULT_MAX_TOKENS},
     "logprobs": {**_number(0, MAX_LOGPROBS, "integer")},
     "best_of": {**_number(1, MAX_ANSWERS, "integer"), "description": "At least n; not with stream."},
     "echo": {"enum": [False]},
@@ -274,6 +276,15 @@ class Asked:
         except ValueError as error:
             raise self.error(error) from None
 
+    def length(self, params: SamplingParams, room: int) -> int:
+        """The most tokens of an answer where nobody says how many: in a chat all for which there is room.
+
+        Args:
+          params: of the answer.
+          room: the most tokens that it may have.
+        """
+        return room if self.is_chat else min(max(DEFAULT_MAX_TOKENS, params.min_tokens), room)
+
     def error(self, error: ValueError | RecursionError) -> RequestError:
         """An engine's error about the prompt or a parameter, with the name of the body's field."""
         if isinstance(error, RequestError):
@@ -287,7 +298,8 @@ class Asked:
         begin = text.removeprefix("every id of ")
         word = begin[: next((i for i, c in enumerate(begin) if not (c.isalnum() or c == "_")), len(begin))]
         # Lengths that do not fit are what programs look for.
-        code = "context_length_exceeded" if "max_model_len" in text or "makes more than" in text else None
+        too_long = ("max_model_len", "makes more than", "do not fit", "more than the cache's")
+        code = "context_length_exceeded" if any(each in text for each in too_long) else None
         if word in FIELDS[self.endpoint]:
             return RequestError(text, word, code=code)
         field = self.prompt_field
@@ -370,7 +382,8 @@ def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]
 
 
 def _read_completion(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]) -> Asked:
-    sampling["max_new_tokens"] = values.get("max_tokens", 16)
+    if "max_tokens" in values:
+        sampling["max_new_tokens"] = values["max_tokens"]
     if "logprobs" in values:
         sampling["logprobs"] = values["logprobs"]
     best_of = values.get("best_of")

@@ -86,6 +86,7 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         ("engine", {"cpu_activations": "int8"}, set()),
         ("engine", {"packed": False}, {"engine.cpu_activations", "engine.packed"}),
         ("engine", {"max_model_len": 64}, {"engine.max_model_len"}),
+        ("engine", {"num_pages": 9}, {"engine.cache_tokens"}),
         ("engine", {"synthetic_acceptance_length": 2.0}, {"engine.synthetic_acceptance_length"}),
         # These change when answers come and not what they are.
         ("engine", {"batch_size": 7, "page_size": 4, "prefill_chunk": 8, "steps_per_dispatch": 2}, set()),

@@ -25,8 +25,23 @@ def test_the_least_that_a_body_says():
     assert asked.params() == SamplingParams(temperature=1.0)
     asked = completion()
     assert (asked.prompts, asked.is_chat) == (["hi"], False)
-    assert asked.params() == SamplingParams(temperature=1.0, max_new_tokens=16)
-    assert asked.params({}) == SamplingParams(max_new_tokens=16)
+    assert asked.params() == SamplingParams(temperature=1.0)
+    assert asked.params({}) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("ask", "least", "room", "length"),
+    [
+        (chat, 0, 1000, 1000),
+        (chat, 300, 1000, 1000),
+        (completion, 0, 1000, 16),
+        (completion, 0, 9, 9),
+        (completion, 20, 1000, 20),
+    ],
+)
+def test_how_long_an_answer_is_that_nobody_limits(ask, least, room, length):
+    asked = ask(min_tokens=least)
+    assert asked.length(asked.params(), room) == length
 
 
 @pytest.mark.parametrize(
@@ -280,6 +295,8 @@ def test_errors_of_the_engine_name_the_fields_of_the_body():
     assert (told.field, told.code) == ("messages", "context_length_exceeded")
     assert completion().error(ValueError("prompt: token id 9 is outside")).field == "prompt"
     assert completion().error(ValueError("max_new_tokens: 5 do not fit")).field == "max_tokens"
+    told = chat().error(ValueError("prompt of 9 tokens and 5 new ones need more than the cache's 2 pages"))
+    assert (told.field, told.code) == ("messages", "context_length_exceeded")
     assert completion().error(ValueError("json_schema: it is too large")).field == "response_format"
 
 
