@@ -140,6 +140,37 @@ def test_another_byte_in_a_file_is_another_checkpoint(model, file):
     assert checkpoint_digest(SourceConfig(str(model))) != before
 
 
+def test_a_chat_template_in_a_folder_of_them_counts(model):
+    before = checkpoint_digest(SourceConfig(str(model)))
+    (model / "additional_chat_templates").mkdir()
+    path = model / "additional_chat_templates" / "tool_use.jinja"
+    path.write_text("a")
+    found = checkpoint_digest(SourceConfig(str(model)))
+    path.write_text("b")
+    assert len({before, found, checkpoint_digest(SourceConfig(str(model)))}) == 3
+
+
+def test_every_part_of_a_gguf_counts_whichever_is_named(tmp_path):
+    parts = [tmp_path / f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for i, part in enumerate(parts):
+        part.write_bytes(b"part %d" % i)
+    before = checkpoint_digest(SourceConfig(str(parts[0])))
+    named = SourceConfig(str(tmp_path), parts[1].name)
+    assert checkpoint_digest(SourceConfig(str(parts[2]))) == checkpoint_digest(named) == before
+    parts[1].write_bytes(b"part 9")
+    assert checkpoint_digest(SourceConfig(str(parts[0]))) != before
+
+
+def test_the_code_that_was_imported_counts(tiny_config, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("a = 1")
+    config = load_config(tiny_config)
+    assert changed(config, config, imports=[file]) == {"imports"}
+    before = settings_of(config, imports=[file])
+    file.write_text("a = 2")
+    assert settings_of(config, imports=[file]) != before
+
+
 def test_a_file_of_an_orbax_folder_counts(model):
     before = checkpoint_digest(SourceConfig(str(model)))
     (model / "orbax" / "d").mkdir(parents=True)
