@@ -1,6 +1,6 @@
 """OpenAI's API without HTTP: bodies of requests, of answers and of errors."""
 
-from jaxspec.openai.answers import Chunks, Head, answer_body, usage
+from jaxspec.openai.answers import Chunks, Head, answer_body, counts
 from jaxspec.openai.errors import RequestError, error_object
 from jaxspec.openai.requests import (
     CHAT,
@@ -29,9 +29,9 @@ __all__ = [
     "Schema",
     "answer_body",
     "body_schema",
+    "counts",
     "error_object",
     "is_closed",
     "read",
     "read_body",
-    "usage",
 ]

@@ -11,7 +11,7 @@ from jaxspec.engine import AsyncEngine, EngineError, Generation
 from jaxspec.engine import Request as EngineRequest
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.samples import best, make_samples
-from jaxspec.openai import DEFAULTS, Asked, Chunks, Head, RequestError, answer_body, error_object, usage
+from jaxspec.openai import DEFAULTS, Asked, Chunks, Head, RequestError, answer_body, counts, error_object
 from jaxspec.sampling import SamplingParams
 
 
@@ -116,8 +116,7 @@ class Answering:
                     for body in chunks[number].of(piece):
                         yield body
             if asked.includes_usage:
-                counts = usage(_by_prompt(asked, answers))
-                yield {**head.body([], is_chunk=True), "usage": counts}
+                yield {**head.body([], is_chunk=True), **counts(_by_prompt(asked, answers))}
             yield None
         except (AnswerError, EngineError) as error:
             yield error_object(str(error), kind="server_error")

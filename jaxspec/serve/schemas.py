@@ -28,6 +28,16 @@ _USAGE = _object(
     prompt_tokens_details=_object(cached_tokens=_INT),
     completion_tokens_details=_object(drafted_tokens=_INT, accepted_tokens=_INT),
 )
+_SPECULATION = _object(
+    mean_acceptance_length={"type": "number"},
+    draft_acceptance_rate={"type": "number"},
+    acceptance_histogram=_list(_INT),
+    num_spec_steps=_INT,
+    num_draft_tokens=_INT,
+    num_accepted_draft_tokens=_INT,
+    num_spec_tokens=_INT,
+)
+_METRICS = _object(speculative_decoding={"anyOf": [_SPECULATION, {"type": "null"}]})
 _LOGPROBS = {"type": ["object", "null"]}
 _REASON = {"type": "string", "enum": ["stop", "length"]}
 _MESSAGE = _object(role=_TEXT, content=_TEXT, refusal=_MAYBE)
@@ -36,7 +46,8 @@ _TEXT_CHOICE = _object(index=_INT, text=_TEXT, logprobs=_LOGPROBS, finish_reason
 
 
 def _answer(choice: dict[str, Any]) -> dict[str, Any]:
-    return _object(id=_TEXT, object=_TEXT, created=_INT, model=_TEXT, choices=_list(choice), usage=_USAGE)
+    head = {"id": _TEXT, "object": _TEXT, "created": _INT, "model": _TEXT}
+    return _object(**head, choices=_list(choice), usage=_USAGE, metrics=_METRICS)
 
 
 _MODEL = _object(id=_TEXT, object=_TEXT, created=_INT, owned_by=_TEXT, max_model_len=_INT)

@@ -39,6 +39,8 @@ def test_a_chat(client, tiny_engine):
         ours.stats.drafted,
         ours.stats.accepted,
     )
+    told = answer.model_dump()["metrics"]["speculative_decoding"]
+    assert (told["num_spec_steps"], told["num_draft_tokens"]) == (ours.stats.draft_steps, ours.stats.drafted)
     assert ours.stats.drafted > ours.stats.accepted  # wiring/test_serve_options.py has accepted ones
 
 
@@ -154,6 +156,9 @@ def test_a_stream(client, tiny_engine):
     assert (counts.choices, counts.usage.completion_tokens) == ([], 24)
     assert counts.usage.completion_tokens_details.model_dump()["accepted_tokens"] == ours.stats.accepted
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    told = counts.model_dump()["metrics"]["speculative_decoding"]
+    assert told["num_accepted_draft_tokens"] == ours.stats.accepted
+    assert not any("metrics" in chunk.model_dump() for chunk in chunks[:-1])
 
 
 def test_a_streamed_completion_without_usage(client, tiny_engine):
