@@ -11,6 +11,13 @@ def plain_number(value: Any) -> Any:
     return value
 
 
+def whole_number(value: Any) -> Any:
+    """As `plain_number`; a float without a fraction, as programs of other languages write integers, as an
+    int."""
+    value = plain_number(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def levels(document: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yields all values of a document, one list per depth. Not recursive, so that any depth is safe."""
     containers: list[Any] = [document]

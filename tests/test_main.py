@@ -256,6 +256,31 @@ def test_interrupting_an_answer_of_a_chat_keeps_what_was_said(chatting, monkeypa
     assert_idle(tiny_engine)
 
 
+def test_an_answer_without_text_is_one_and_the_chat_goes_on(chatting, monkeypatch, tiny_engine):
+    asked = [{"role": "user", "content": "w6"}]
+    first = tiny_engine.generate(asked, max_new_tokens=9, ignore_eos=True).text.split()[0]
+    assert chat("w6", "w7", options=["--stop", first]) == 0
+    assert chatting[-1] == [("user", "w6"), ("assistant", ""), ("user", "w7")]
+
+    written = []
+
+    def interrupted(text):
+        written.append(text)
+        if len(written) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(answering, "write", interrupted)
+    chatting.clear()
+    assert chat("w6", "w7") == 0
+    assert chatting[1][1] == ("assistant", "")
+
+
+def test_a_turn_that_is_no_text_is_refused_and_the_chat_goes_on(chatting, capsys):
+    assert chat("\ud800", "w7") == 0
+    assert "error: the prompt is not valid Unicode" in capsys.readouterr().err
+    assert chatting == [[("user", "w7")]]
+
+
 def test_interrupting_a_chat_at_its_prompt_ends_it(chatting, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(KeyboardInterrupt))
     assert chat() == 0

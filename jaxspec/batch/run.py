@@ -167,7 +167,7 @@ class BatchRun(Progress):
             **row.flags,
         )
         if asked is not None and params.max_new_tokens is None:
-            request.max_new_tokens = self._engine.room(len(request.prompt))
+            request.max_new_tokens = asked.length(params, self._engine.room(len(request.prompt)))
         return request
 
     def _fail(self, pending: _PendingRow, turn: int, problem: object) -> None:

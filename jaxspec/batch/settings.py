@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints import CheckpointError
 from jaxspec.checkpoints.folder import ORBAX
+from jaxspec.checkpoints.gguf_parts import parts_of
 from jaxspec.checkpoints.hub import FILES, hub_folder, is_hub_id
+from jaxspec.checkpoints.tokenizer_files import CHAT_TEMPLATES
 from jaxspec.config import Config, DrafterConfig
 from jaxspec.config.toml import SourceConfig
 from jaxspec.jax_settings import platform
 from jaxspec.models.packed_weights import resolve_activations
-from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+from jaxspec.sampling import SamplingParams
 
 _BLOCK = 2**16
 _BLOCKS = 128
@@ -29,6 +31,7 @@ def run_settings(
     raw: bool,
     keep_order: bool,
     backend: str | None = None,
+    imports: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything that determines a run's answers or their order, as JSON values by name.
 
@@ -39,10 +42,11 @@ def run_settings(
       config: target, drafter and engine.
       params: sampling parameters, with a seed.
       raw, keep_order: as in `BatchRun`.
+      imports: Python files that were run first, with families and drafters of their own.
       backend: the engines' backend, "cpu" or "gpu"; None for the default device's.
 
     Raises:
-      CheckpointError: a checkpoint does not exist.
+      CheckpointError: a checkpoint or a Python file does not exist.
     """
     backend = backend or platform()
     engine, activations = config.engine, None
@@ -68,8 +72,10 @@ def run_settings(
         **({"engine.exact": True} if engine.exact else {}),
         **({} if engine.output_dtype is None else {"engine.output_dtype": engine.output_dtype}),
         **({} if engine.gpu_activations is None else {"engine.gpu_activations": engine.gpu_activations}),
+        # An answer without a limit may fill the cache.
+        **({} if engine.num_pages is None else {"engine.cache_tokens": engine.num_pages * engine.page_size}),
         **dataclasses.asdict(params),
-        "max_new_tokens": params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS,
+        **({"imports": [_checked_digest(Path(file)) for file in imports]} if imports else {}),
         "raw": raw,
         "keep_order": keep_order,
     }
@@ -103,6 +109,10 @@ def checkpoint_digest(source: SourceConfig) -> str:
         return f"{source.source.partition('@')[0]}@{commit} {source.file or ''}".strip()
     if source.file is not None:
         path = path / source.file
+    return _checked_digest(path)
+
+
+def _checked_digest(path: Path) -> str:
     try:
         return f"blake2b {_digest(path)}"
     except OSError as error:
@@ -111,18 +121,21 @@ def checkpoint_digest(source: SourceConfig) -> str:
 
 def _digest(path: Path) -> str:
     digest = blake2b(digest_size=16)
-    for file in _files(path) if path.is_dir() else [path]:
-        name = "" if file == path else file.relative_to(path).as_posix()
+    for name, file in _files(path).items():
         digest.update(f"{name}\0{file.stat().st_size}\0".encode())
         for block in _blocks(file):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files of a folder that loading may read."""
-    found = {file for pattern in FILES for file in folder.glob(pattern)} | set((folder / ORBAX).rglob("*"))
-    return sorted(file for file in found if file.is_file())
+def _files(path: Path) -> dict[str, Path]:
+    """The files that loading may read, by names that do not depend on where they lie."""
+    if not path.is_dir():
+        parts = [part for part in map(path.with_name, parts_of(path.name)) if part.is_file()]
+        return {part.name: part for part in parts} if len(parts) > 1 else {"": path}
+    found = {file for pattern in FILES for file in path.glob(pattern)}
+    found |= {*(path / ORBAX).rglob("*"), *(path / CHAT_TEMPLATES).glob("*.jinja")}
+    return {file.relative_to(path).as_posix(): file for file in sorted(found) if file.is_file()}
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

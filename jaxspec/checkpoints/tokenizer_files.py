@@ -19,6 +19,9 @@ _MAX_BYTES = 128 * 2**20
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+CHAT_TEMPLATES = "additional_chat_templates"
+"""The subfolder of chat templates with names."""
+
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -158,7 +161,7 @@ def _token_text(name: str, config: Mapping[str, Any], folder: Path) -> str:
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The chat templates by name: from files of their own if there are any, else from the config, else from
     the file of a model that also takes images."""
-    files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    files = [folder / "chat_template.jinja", *sorted((folder / CHAT_TEMPLATES).glob("*.jinja"))]
     found = {
         ("default" if path == files[0] else path.stem): _text(path, content)
         for path in files

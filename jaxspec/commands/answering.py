@@ -74,12 +74,12 @@ def check_text(text: str) -> str:
     """The text of a turn.
 
     Raises:
-      CommandError: it is empty, or not valid Unicode.
+      RefusedError: it is empty, or not valid Unicode.
     """
     if not text:
-        raise CommandError("the prompt is empty")
+        raise RefusedError("the prompt is empty")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise CommandError("the prompt is not valid Unicode")
+        raise RefusedError("the prompt is not valid Unicode")
     return text
 
 

@@ -100,6 +100,7 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
             raw=args.raw,
             keep_order=args.keep_order,
             backend=backend,
+            imports=args.imports,
         )
         about = {
             "config": args.config,

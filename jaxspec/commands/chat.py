@@ -81,14 +81,19 @@ def _answered(
     except KeyboardInterrupt:
         write("\n")
         print("[stopped]", file=sys.stderr)
-        return [*messages, _turn("assistant", "".join(said))]
+        return [*messages, _answer("".join(said))]
     if generation.error is not None:
         raise RefusedError(f"{generation.finish_reason}: {generation.error}")
-    return [*messages, _turn("assistant", generation.text)]
+    return [*messages, _answer(generation.text)]
 
 
 def _turn(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": check_text(content)}
+
+
+def _answer(text: str) -> dict[str, Any]:
+    """The assistant's turn, which may be without text."""
+    return {"role": "assistant", "content": text}
 
 
 def _read_line() -> str | None:

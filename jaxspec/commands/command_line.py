@@ -172,7 +172,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "max_new_tokens": {
         "type": int,
         "metavar": "N",
-        "help": f"default: {DEFAULT_MAX_NEW_TOKENS}, or as many as the model has positions for",
+        "help": f"default: {DEFAULT_MAX_NEW_TOKENS}, or as many as there is room for",
     },
     "temperature": {"type": float, "metavar": "T", "help": "default: 0, greedy"},
     "top_p": {"type": float, "metavar": "P", "help": "default: 1, all"},

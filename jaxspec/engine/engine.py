@@ -34,7 +34,7 @@ from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, encode_prompt
 from jaxspec.engine.requests import (
     bad_words,
-    check_constraints,
+    check_biases,
     check_mode,
     num_drafts,
     num_new_tokens,
@@ -711,7 +711,7 @@ class Engine:
         check_mode(params, self.core.modes)
         drafts = num_drafts(params, self.num_speculative_tokens, is_adaptive=self.is_adaptive)
         ends = stop_tokens(params, self.tokenizer, self.eos_token_ids, self.vocab_size)
-        check_constraints(params, max_new_tokens, self.vocab_size)
+        check_biases(params, self.vocab_size)
         priority, deadline = plain_number(priority), plain_number(deadline)
         if not isinstance(priority, Integral):
             raise ValueError(f"priority must be an integer, got {priority!r}")

@@ -53,18 +53,25 @@ def num_new_tokens(params: SamplingParams, num_tokens: int, config: ResolvedEngi
       ValueError: the prompt leaves no room for so many, in the model's positions or in the cache.
     """
     room, wanted = config.max_model_len - num_tokens, params.max_new_tokens
+    in_cache = config.num_pages * config.page_size - num_tokens
     if room < 1:
         raise ValueError(
             f"prompt of {num_tokens} tokens leaves no room to answer: max_model_len is {config.max_model_len}"
         )
     if wanted is None:
-        wanted = min(DEFAULT_MAX_NEW_TOKENS, room)
+        most = max(min(room, in_cache), 1)
+        if params.min_tokens > most:
+            raise ValueError(
+                f"min_tokens: {params.min_tokens} do not fit: after a prompt of {num_tokens} tokens there is "
+                f"room for {most}"
+            )
+        wanted = min(max(DEFAULT_MAX_NEW_TOKENS, params.min_tokens), most)
     elif wanted > room:
         raise ValueError(
             f"max_new_tokens: {wanted} do not fit: after a prompt of {num_tokens} tokens, "
             f"max_model_len {config.max_model_len} leaves room for {room}"
         )
-    if num_tokens + wanted > config.num_pages * config.page_size:
+    if wanted > in_cache:
         raise ValueError(
             f"prompt of {num_tokens} tokens and {wanted} new ones need more than the cache's "
             f"{config.num_pages} pages of {config.page_size}; raise engine.num_pages"
@@ -100,14 +107,12 @@ def stop_tokens(
     return ends
 
 
-def check_constraints(params: SamplingParams, max_new_tokens: int, vocab_size: int) -> None:
-    """Checks what of `min_tokens` and `logit_bias` the parameters alone cannot tell.
+def check_biases(params: SamplingParams, vocab_size: int) -> None:
+    """Checks the ids of `logit_bias`.
 
     Raises:
-      ValueError: an answer may not be so long, or an id is outside the vocabulary.
+      ValueError: one is outside the vocabulary.
     """
-    if params.min_tokens > max_new_tokens:
-        raise ValueError(f"min_tokens: {params.min_tokens} are more than max_new_tokens, {max_new_tokens}")
     _check_ids("logit_bias", dict(params.logit_bias), vocab_size)
 
 

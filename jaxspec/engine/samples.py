@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jaxspec.documents import plain_number
+from jaxspec.documents import whole_number
 from jaxspec.engine.calls import Call, check_answers
 from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.host.request import Request
@@ -206,7 +206,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     Raises:
       ValueError: it is not an integer, or less than `least`.
     """
-    value = least if value is None else plain_number(value)
+    value = least if value is None else whole_number(value)
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise OneLineError(f"{name} must be an integer, {least} or more, got {value!r}")
     return int(value)

@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
+from jaxspec.documents import whole_number
 from jaxspec.grammar.characters import EVERY, Ranges, minus, ranges, single
 from jaxspec.grammar.errors import GrammarError
 from jaxspec.grammar.expression import (
@@ -40,6 +41,8 @@ _OF_TYPE = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"}),
     "object": frozenset({"properties", "required", "additionalProperties", "minProperties", "maxProperties"}),
 }
+_NAMED = ("object", "array")
+"""The types that a schema may leave out where a keyword says which it is."""
 _NOT_AS_THEY_ARE: Ranges = ranges([*single('"\\'), (0, 0x1F), (0x7F, 0x9F)])
 """Characters that a JSON string must escape, or that are invisible."""
 _CHARACTER = Either((Chars(minus(EVERY, _NOT_AS_THEY_ARE)), chain(text("\\"), Chars(single('"\\/bfnrt')))))
@@ -86,12 +89,14 @@ class _Told:
 
     Attributes:
       values: the only values, as JSON; None if there may be others.
-      kinds: their types; empty if the schema says nothing of them.
+      kinds: their types, as they are written; empty if the schema says nothing of them.
+      is_open: whether values of other types fit, too, as where keywords alone say what is written.
       required: the properties that are always there, with their schemas.
     """
 
     values: set[str] | None
     kinds: set[str]
+    is_open: bool
     required: Mapping[str, Any]
 
 
@@ -114,7 +119,7 @@ class _Reader:
             schema = {}
         if not isinstance(schema, Mapping):
             raise GrammarError(f"json_schema at {at}: must be an object or true, got {schema!r}")
-        asked = {name: given for name, given in schema.items() if name not in _SAYS_NOTHING}
+        asked = _asked(schema)
         for name, read in _WHOLE.items():
             if name in asked:
                 return read(self, asked, at, path)
@@ -129,7 +134,7 @@ class _Reader:
     def _types(self, asked: Mapping[str, Any], at: str) -> list[str]:
         given = asked.get("type")
         if given is None:
-            given = [kind for kind in ("object", "array") if _OF_TYPE[kind] & asked.keys()]
+            given = [kind for kind in _NAMED if _OF_TYPE[kind] & asked.keys()]
             if len(given) != 1:
                 name = next(name for name in asked)
                 raise GrammarError(f"json_schema at {at}: {name!r} without a type is not supported")
@@ -179,7 +184,7 @@ class _Reader:
         if not all(kinds):
             return False
         if not (kinds[0] & kinds[1] or all({"integer", "number"} & each for each in kinds)):
-            return True
+            return not (first.is_open or second.is_open)
         return kinds == ({"object"}, {"object"}) and any(
             self._are_apart(schema, second.required[name], at)
             for name, schema in first.required.items()
@@ -192,18 +197,19 @@ class _Reader:
             resolved = self._resolved(schema, at)
             if not isinstance(resolved, Mapping):
                 return None
-            values, properties = _values_of(resolved), resolved.get("properties")
-            kinds = set()
+            asked = _asked(resolved)
+            name = next((name for name in ("const", "enum") if name in asked), None)
+            values = None if name is None else self._fitting(name, asked, at)
+            properties, kinds = _properties(asked, at), set()
             if values is not None:
                 kinds = {kind for kind in _OF_TYPE for value in values if _is_a(value, kind)}
-            elif {"type", "properties", "items"} & resolved.keys():
-                kinds = set(self._types(resolved, at))
-            required = _list(resolved.get("required", [""]), at, "required")
-            named = properties if isinstance(properties, Mapping) else {}
+            elif "type" in asked or any(_OF_TYPE[kind] & asked.keys() for kind in _NAMED):
+                kinds = set(self._types(asked, at))
             self._told[id(schema)] = _Told(
-                None if values is None else {_written(value, at) for value in values},
+                None if values is None else {_written(_plain(value), at, sort_keys=True) for value in values},
                 kinds,
-                {name: named[name] for name in required if isinstance(name, str) and name in named},
+                values is None and "type" not in asked,
+                {name: properties[name] for name in _required(asked, at) if name in properties},
             )
         return self._told[id(schema)]
 
@@ -237,20 +243,25 @@ class _Reader:
         return self.value(schemas[0], at, path)
 
     def const(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
-        return self._values([asked["const"]], "const", asked, at)
+        return self._values("const", asked, at)
 
     def enum(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
-        return self._values(_list(asked["enum"], at, "enum"), "enum", asked, at)
+        return self._values("enum", asked, at)
 
-    def _values(self, values: Sequence[Any], name: str, asked: Mapping[str, Any], at: str) -> Expression:
+    def _values(self, name: str, asked: Mapping[str, Any], at: str) -> Expression:
         others = sorted(asked.keys() - {name, "type"})
         if others:
             raise GrammarError(f"json_schema at {at}: {others[0]!r} beside {name!r} is not supported")
+        return _either([text(_written(value, at)) for value in self._fitting(name, asked, at)])
+
+    def _fitting(self, name: str, asked: Mapping[str, Any], at: str) -> list[Any]:
+        """The values of `const` or `enum` that have the type."""
+        values = [asked[name]] if name == "const" else _list(asked[name], at, name)
         kinds = self._types(asked, at) if "type" in asked else list(_OF_TYPE)
         fitting = [value for value in values if any(_is_a(value, kind) for kind in kinds)]
         if not fitting:
             raise GrammarError(f"json_schema at {at}: no value of {name!r} has the type")
-        return _either([text(_written(value, at)) for value in fitting])
+        return fitting
 
     def string(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
         low, high = _bounds(asked, "minLength", "maxLength", at)
@@ -278,7 +289,7 @@ class _Reader:
         return chain(text('"'), inner, text('"'))
 
     def integer(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
-        limits = {name: asked[name] for name in _OF_TYPE["integer"] if asked.get(name) is not None}
+        limits = {name: whole_number(asked[name]) for name in _OF_TYPE["integer"] if name in asked}
         for name, value in limits.items():
             if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 10**18:
                 raise GrammarError(
@@ -310,13 +321,8 @@ class _Reader:
         return _free(_FREE_DEPTH - 1) if schema is True or schema == {} else self.value(schema, at, path)
 
     def object(self, asked: Mapping[str, Any], at: str, path: tuple[str, ...]) -> Expression:
-        properties = asked.get("properties", {})
-        required = asked.get("required", [])
+        properties, required = _properties(asked, at), _required(asked, at)
         others = asked.get("additionalProperties")
-        if not isinstance(properties, Mapping):
-            raise GrammarError(f"json_schema at {at}: properties must be an object, got {properties!r}")
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise GrammarError(f"json_schema at {at}: required must be a list of names, got {required!r}")
         unknown = [name for name in required if name not in properties]
         if unknown:
             raise GrammarError(
@@ -463,10 +469,27 @@ _KINDS: dict[str, Callable[[_Reader, Mapping[str, Any], str, tuple[str, ...]], E
 }
 
 
-def _values_of(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that a schema lists; None if it lists none."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return values if isinstance(values, list) else None
+def _asked(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What a schema asks for. Null asks for nothing, but for the value null."""
+    return {
+        name: given
+        for name, given in schema.items()
+        if name not in _SAYS_NOTHING and (given is not None or name == "const")
+    }
+
+
+def _properties(asked: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    properties = asked.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise GrammarError(f"json_schema at {at}: properties must be an object, got {properties!r}")
+    return properties
+
+
+def _required(asked: Mapping[str, Any], at: str) -> list[str]:
+    required = asked.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise GrammarError(f"json_schema at {at}: required must be a list of names, got {required!r}")
+    return required
 
 
 def _alone(name: str, asked: Mapping[str, Any], at: str) -> None:
@@ -486,11 +509,11 @@ def _schemas(value: Any, at: str, name: str, may_be_empty: bool = False) -> list
 
 
 def _bounds(asked: Mapping[str, Any], low: str, high: str, at: str) -> tuple[int, int | None]:
-    for name in (low, high):
-        value = asked.get(name, 0)
+    limits = {name: whole_number(asked[name]) for name in (low, high) if name in asked}
+    for name, value in limits.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise GrammarError(f"json_schema at {at}: {name} must be an integer, 0 or more, got {value!r}")
-    least, most = asked.get(low, 0), asked.get(high)
+    least, most = limits.get(low, 0), limits.get(high)
     if most is not None and least > most:
         raise GrammarError(f"json_schema at {at}: {low} {least} is above {high} {most}")
     return least, most
@@ -500,9 +523,16 @@ def _given(values: Mapping[str, int], name: str) -> list[int]:
     return [values[name]] if name in values else []
 
 
-def _written(value: Any, at: str) -> str:
+def _plain(value: Any) -> Any:
+    """A value of JSON with its whole numbers as integers, for comparing."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list) else whole_number(value)
+
+
+def _written(value: Any, at: str, *, sort_keys: bool = False) -> str:
     try:
-        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
         written.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"json_schema at {at}: a value cannot be written as JSON: {error}") from None

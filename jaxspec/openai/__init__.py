@@ -1,22 +1,37 @@
 """OpenAI's API without HTTP: bodies of requests, of answers and of errors."""
 
-from jaxspec.openai.answers import Chunks, Head, answer_body, usage
+from jaxspec.openai.answers import Chunks, Head, answer_body, counts
 from jaxspec.openai.errors import RequestError, error_object
-from jaxspec.openai.requests import CHAT, COMPLETIONS, DEFAULTS, FIELDS, REQUIRED, Asked, Endpoint, read_body
+from jaxspec.openai.requests import (
+    CHAT,
+    COMPLETIONS,
+    DEFAULTS,
+    FIELDS,
+    LINE,
+    Asked,
+    Endpoint,
+    body_schema,
+    read_body,
+)
+from jaxspec.openai.schema import Schema, is_closed, read
 
 __all__ = [
     "CHAT",
     "COMPLETIONS",
     "DEFAULTS",
     "FIELDS",
-    "REQUIRED",
+    "LINE",
     "Asked",
     "Chunks",
     "Endpoint",
     "Head",
     "RequestError",
+    "Schema",
     "answer_body",
+    "body_schema",
+    "counts",
     "error_object",
+    "is_closed",
+    "read",
     "read_body",
-    "usage",
 ]

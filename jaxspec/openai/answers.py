@@ -4,10 +4,12 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, Generation
+from jaxspec.engine.host.statistics import AcceptanceStats
 from jaxspec.openai.requests import Asked
 
 
@@ -40,7 +42,7 @@ def answer_body(asked: Asked, answers: Sequence[Sequence[Generation]]) -> dict[s
     """
     made = [generation for each in answers for generation in each]
     choices = [_choice(asked, index, generation) for index, generation in enumerate(made)]
-    return {**Head(asked.is_chat, asked.model).body(choices), "usage": usage(answers)}
+    return {**Head(asked.is_chat, asked.model).body(choices), **counts(answers)}
 
 
 def _choice(asked: Asked, index: int, generation: Generation) -> dict[str, Any]:
@@ -82,6 +84,37 @@ class Chunks:
     def _body(self, content: dict[str, Any], told: Any, reason: str | None) -> dict[str, Any]:
         choice = {"index": self._index, **content, "logprobs": told, "finish_reason": reason}
         return self._head.body([choice], is_chunk=True)
+
+
+def counts(answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+    """What stands beside the choices of a whole answer, and in the last chunk of a streamed one.
+
+    Args:
+      answers: those to each prompt.
+    """
+    made = [generation for each in answers for generation in each]
+    return {
+        "usage": usage(answers),
+        "metrics": {"speculative_decoding": _speculation(made[0].stats) if len(made) == 1 else None},
+    }
+
+
+def _speculation(stats: AcceptanceStats) -> dict[str, Any] | None:
+    """The drafts of one answer, in the words of vLLM that benchmarks such as NVIDIA's AIPerf read; None if no
+    step verified any."""
+    if not stats.draft_steps:
+        return None
+    at_least = [stats.draft_steps, *stats.accepted_at, 0]
+    return {
+        "mean_acceptance_length": stats.acceptance_length,
+        "draft_acceptance_rate": stats.accepted / stats.drafted,
+        # How many steps accepted 0, 1, 2, … drafts.
+        "acceptance_histogram": [count - more for count, more in pairwise(at_least)],
+        "num_spec_steps": stats.draft_steps,
+        "num_draft_tokens": stats.drafted,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_spec_tokens": len(stats.drafted_at),
+    }
 
 
 def usage(answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:

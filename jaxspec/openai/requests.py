@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jaxspec.engine.prompts import Prompt
 from jaxspec.openai.errors import RequestError
-from jaxspec.openai.schema import Schema, check
+from jaxspec.openai.schema import Schema, read
 from jaxspec.sampling import MAX_LOGPROBS, SamplingParams
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -21,13 +21,14 @@ COMPLETIONS: Endpoint = "/v1/completions"
 
 MAX_ANSWERS = 128
 """The largest `n`."""
+DEFAULT_MAX_TOKENS = 16
+"""The most tokens of a completion whose body does not say."""
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0}
 """Sampling parameters of a body that does not set them, as OpenAI's API has them."""
 
 SAMPLING = tuple(each.name for each in dataclasses.fields(SamplingParams))
 
 _STRING: Schema = {"type": "string"}
-_PARTS: Schema = {"type": "array", "items": {"type": "object"}}
 _FLAG: Schema = {"type": "boolean"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
@@ -39,6 +40,38 @@ _ANY: Schema = {}
 def _number(low: float, high: float | None = None, kind: str = "number") -> Schema:
     return {"type": kind, "minimum": low} | ({} if high is None else {"maximum": high})
 
+
+_JSON_SCHEMA: Schema = {
+    "type": "object",
+    "properties": {"name": _STRING, "description": _STRING, "schema": {"type": "object"}, "strict": _FLAG},
+    "required": ["schema"],
+}
+_FORMAT: Schema = {
+    "oneOf": [
+        # A schema that is null is none.
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}, "json_schema": {"type": "null"}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["json_schema"]}, "json_schema": _JSON_SCHEMA},
+            "required": ["type", "json_schema"],
+        },
+    ]
+}
+
+_PARTS = [
+    {
+        "type": "object",
+        # The last one is about prices, and of no effect.
+        "properties": {"type": {"enum": [kind]}, kind: _STRING, "cache_control": {"type": "object"}},
+        "required": ["type", kind],
+    }
+    for kind in ("text", "refusal")
+]
+"""What a message's content may have in place of one text."""
 
 _BOTH: dict[str, Schema] = {
     "model": {**_STRING, "description": "The model's name, as /v1/models gives it."},
@@ -62,26 +95,9 @@ _BOTH: dict[str, Schema] = {
     "stream_options": {
         "type": "object",
         "properties": {"include_usage": _FLAG, "include_obfuscation": _FLAG},
-        "additionalProperties": False,
         "description": "Only with stream.",
     },
-    "response_format": {
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["text", "json_object", "json_schema"]},
-            "json_schema": {
-                "type": "object",
-                "properties": {
-                    "name": _STRING,
-                    "description": _STRING,
-                    "schema": {"type": "object"},
-                    "strict": {"anyOf": [_FLAG, {"type": "null"}]},
-                },
-                "required": ["schema"],
-            },
-        },
-        "required": ["type"],
-    },
+    "response_format": _FORMAT,
     "special_tokens_as_text": {**_FLAG, "description": "Special tokens in texts are text."},
 }
 _CHAT_ONLY: dict[str, Schema] = {
@@ -92,11 +108,10 @@ _CHAT_ONLY: dict[str, Schema] = {
             "type": "object",
             "properties": {
                 "role": _STRING,
-                "content": {
-                    "anyOf": [_STRING, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
-                },
+                "content": {"anyOf": [_STRING, {"type": "array", "items": {"oneOf": _PARTS}}]},
             },
             "required": ["role"],
+            "additionalProperties": True,  # the chat template's
         },
     },
     "max_completion_tokens": {**_COUNT, "description": "By default as many as the model has positions for."},
@@ -108,7 +123,11 @@ _CHAT_ONLY: dict[str, Schema] = {
     "functions": {**_LIST, "items": {"type": "object"}, "description": "The older form of tools."},
     "function_call": {"enum": ["auto", "none"], "description": "The older name of tool_choice."},
     "reasoning_effort": {**_STRING, "description": "Goes to the chat template."},
-    "chat_template_kwargs": {"type": "object", "description": "Arguments of the chat template."},
+    "chat_template_kwargs": {
+        "type": "object",
+        "additionalProperties": _ANY,
+        "description": "Arguments of the chat template.",
+    },
     "continue_final_message": {**_FLAG, "description": "The last message is the answer's beginning."},
 }
 _COMPLETIONS_ONLY: dict[str, Schema] = {
@@ -121,7 +140,7 @@ _COMPLETIONS_ONLY: dict[str, Schema] = {
         ],
         "description": "Text or token ids, or a list of them; without the chat template.",
     },
-    "max_tokens": {**_COUNT, "default": 16},
+    "max_tokens": {**_COUNT, "default": DEFAULT_MAX_TOKENS},
     "logprobs": {**_number(0, MAX_LOGPROBS, "integer")},
     "best_of": {**_number(1, MAX_ANSWERS, "integer"), "description": "At least n; not with stream."},
     "echo": {"enum": [False]},
@@ -153,7 +172,7 @@ _OWN: dict[str, Schema] = {
     "num_speculative_tokens": {"type": "integer", "minimum": 0},
     "logprobs_mode": {"enum": ["raw_logprobs", "processed_logprobs"]},
     "repetition_penalty": _number(0),
-    "bad_words": {"type": "array"},
+    "bad_words": {"type": "array", "items": {"anyOf": [{"type": "string", "minLength": 1}, _IDS]}},
     "min_tokens": {"type": "integer", "minimum": 0},
     "no_repeat_ngram_size": {"type": "integer", "minimum": 0},
     "choice": {"type": "array", "items": _STRING, "minItems": 1},
@@ -183,6 +202,23 @@ FIELDS: Mapping[Endpoint, Mapping[str, Schema]] = {
 }
 """Every field that a body may have, by the endpoint that it is for, with its JSON schema."""
 REQUIRED: Mapping[Endpoint, Sequence[str]] = {CHAT: ("model", "messages"), COMPLETIONS: ("model", "prompt")}
+
+LINE: Schema = {
+    "type": "object",
+    "properties": {
+        "custom_id": {"type": "string", "minLength": 1},
+        "method": {"enum": ["POST"]},
+        "url": {"enum": [CHAT, COMPLETIONS]},
+        "body": {"type": "object"},
+    },
+    "required": ["custom_id", "url", "body"],
+}
+"""A line of a batch file; its body has the schema of the endpoint that `url` names."""
+
+
+def body_schema(endpoint: Endpoint) -> Schema:
+    """The schema of a body."""
+    return {"type": "object", "properties": FIELDS[endpoint], "required": list(REQUIRED[endpoint])}
 
 
 @dataclass(frozen=True)
@@ -240,6 +276,15 @@ class Asked:
         except ValueError as error:
             raise self.error(error) from None
 
+    def length(self, params: SamplingParams, room: int) -> int:
+        """The most tokens of an answer where nobody says how many: in a chat all for which there is room.
+
+        Args:
+          params: of the answer.
+          room: the most tokens that it may have.
+        """
+        return room if self.is_chat else min(max(DEFAULT_MAX_TOKENS, params.min_tokens), room)
+
     def error(self, error: ValueError | RecursionError) -> RequestError:
         """An engine's error about the prompt or a parameter, with the name of the body's field."""
         if isinstance(error, RequestError):
@@ -253,48 +298,42 @@ class Asked:
         begin = text.removeprefix("every id of ")
         word = begin[: next((i for i, c in enumerate(begin) if not (c.isalnum() or c == "_")), len(begin))]
         # Lengths that do not fit are what programs look for.
-        code = "context_length_exceeded" if "max_model_len" in text or "makes more than" in text else None
+        too_long = ("max_model_len", "makes more than", "do not fit", "more than the cache's")
+        code = "context_length_exceeded" if any(each in text for each in too_long) else None
         if word in FIELDS[self.endpoint]:
             return RequestError(text, word, code=code)
         field = self.prompt_field
         return RequestError(text if text.startswith(field) else f"{field}: {text}", field, code=code)
 
 
-def read_body(body: Any, endpoint: Endpoint) -> Asked:
+def read_body(body: Any, endpoint: Endpoint, *, n: int = 1) -> Asked:
     """What the body of a request asks for. `null` is the same as nothing.
 
     Args:
       body: what JSON gave.
       endpoint: the one that it was sent to.
+      n: the number of answers where it does not say.
 
     Raises:
       RequestError: a field is unknown, missing, of the wrong type, or asks for what is not supported.
     """
     try:
-        return _read_body(body, endpoint)
+        return _read_body(body, endpoint, n)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
 
 
-def _read_body(body: Any, endpoint: Endpoint) -> Asked:
+def _read_body(body: Any, endpoint: Endpoint, n: int) -> Asked:
     if not isinstance(body, Mapping):
         raise RequestError(f"the body must be an object, got {type(body).__name__}")
-    fields = FIELDS[endpoint]
-    for name in body:
-        if name not in fields:
-            raise RequestError(f"unknown field {name[:40]!r}; known: {', '.join(fields)}", name[:40])
-    values = {name: value for name, value in body.items() if value is not None}
-    for name in REQUIRED[endpoint]:
-        if name not in values:
-            raise RequestError(f"{name} is missing", name)
+    values = read("", body, body_schema(endpoint))
     for name, value in values.items():
-        check(name, value, fields[name])
         _check_unicode(name, value)
     sampling = {name: values[name] for name in SAMPLING if name in values and name != "logprobs"}
     if "seed" in sampling:
         sampling["seed"] %= 2**64  # hosted services take signed ones
     _read_format(values.get("response_format"), sampling)
-    read = _read_chat if endpoint == CHAT else _read_completion
+    read_rest = _read_chat if endpoint == CHAT else _read_completion
     stream = values.get("stream", False)
     options = values.get("stream_options")
     if options is not None and not stream:
@@ -306,11 +345,11 @@ def _read_body(body: Any, endpoint: Endpoint) -> Asked:
         prompts=[],
         sampling=sampling,
         prompt_options=reads if endpoint == CHAT else {**reads, "raw": True},
-        n=values.get("n", 1),
+        n=values.get("n", n),
         is_streamed=stream,
         includes_usage=(options or {}).get("include_usage", False),
     )
-    asked = read(asked, values, sampling)
+    asked = read_rest(asked, values, sampling)
     asked.params()  # a value out of range is found here, whoever asks
     return asked
 
@@ -343,7 +382,8 @@ def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]
 
 
 def _read_completion(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]) -> Asked:
-    sampling["max_new_tokens"] = values.get("max_tokens", 16)
+    if "max_tokens" in values:
+        sampling["max_new_tokens"] = values["max_tokens"]
     if "logprobs" in values:
         sampling["logprobs"] = values["logprobs"]
     best_of = values.get("best_of")
@@ -367,8 +407,6 @@ def _read_format(wanted: Mapping[str, Any] | None, sampling: dict[str, Any]) -> 
         return
     if wanted["type"] == "json_object":
         sampling["json_schema"] = {"type": "object"}
-    elif "json_schema" not in wanted:
-        raise RequestError("response_format.json_schema is missing", "response_format.json_schema")
     else:
         sampling["json_schema"] = wanted["json_schema"]["schema"]
 

@@ -1,9 +1,10 @@
-"""Checks JSON values by a JSON schema, as far as the fields of a request need one."""
+"""Reads JSON values by a JSON schema, as far as the fields of a request need one."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxspec.documents import whole_number
 from jaxspec.openai.errors import RequestError
 
 Schema = Mapping[str, Any]
@@ -26,67 +27,98 @@ _NAMES = {
 }
 
 
-def check(name: str, value: Any, schema: Schema) -> None:
-    """Checks a value.
+def is_closed(schema: Schema) -> bool:
+    """Whether an object may have no properties but those that its schema names."""
+    return schema.get("additionalProperties", "properties" not in schema) is False
+
+
+def read(name: str, value: Any, schema: Schema) -> Any:
+    """The value as its readers take it.
+
+    Keys with null are left out of objects of which the schema says what they hold, and a whole number is an
+    int where the schema asks for one, however it is written.
 
     Args:
-      name: the field, for the message.
+      name: the field, for the message; empty for a whole document.
       schema: with `type`, `enum`, `minimum`, `maximum`, `items`, `minItems`, `minLength`, `properties`,
-        `required`, `additionalProperties` and `anyOf`; other words are for readers.
+        `required`, `additionalProperties`, `anyOf`, and `oneOf` for objects that differ in their "type";
+        other words are for readers. An object with `properties` has no others, unless it says so.
 
     Raises:
       RequestError: it does not fit.
     """
     if "anyOf" in schema:
-        _check_any(name, value, schema["anyOf"])
-        return
+        return _read_any(name, value, schema["anyOf"])
+    if "oneOf" in schema:
+        return _read_object(name, value, _of_type(name, value, schema["oneOf"]))
     if "enum" in schema:
         if value not in schema["enum"] or isinstance(value, bool) is not isinstance(schema["enum"][0], bool):
             raise _error(name, value, " or ".join(map(repr, schema["enum"])))
-        return
+        return value
     kind = schema.get("type")
     if kind is None:
-        return
+        return value
+    if kind == "integer":
+        value = whole_number(value)
     if not _is_a(value, kind):
         raise _error(name, value, _wanted(schema))
+    if kind == "array":
+        return _read_list(name, value, schema)
+    if kind == "object":
+        return _read_object(name, value, schema)
     if kind in ("integer", "number"):
         low, high = schema.get("minimum"), schema.get("maximum")
         if (low is not None and value < low) or (high is not None and value > high):
             raise _error(name, value, _wanted(schema))
     elif kind == "string" and len(value) < schema.get("minLength", 0):
         raise RequestError(f"{name} is empty", name)
-    elif kind == "array":
-        if len(value) < schema.get("minItems", 0):
-            raise RequestError(f"{name} is empty", name)
-        for index, item in enumerate(value):
-            check(f"{name}[{index}]", item, schema.get("items", {}))
-    elif kind == "object":
-        _check_object(name, value, schema)
+    return value
 
 
-def _check_object(name: str, value: Mapping[str, Any], schema: Schema) -> None:
-    known = schema.get("properties", {})
-    others = schema.get("additionalProperties", True)
-    for key, item in value.items():
-        if key in known:
-            check(f"{name}.{key}", item, known[key])
-        elif others is False:
-            raise RequestError(
-                f"{name}: unknown field {key[:40]!r}; known: {', '.join(known)}", f"{name}.{key[:40]}"
-            )
-        elif isinstance(others, Mapping):
-            check(f"{name}.{key[:40]}", item, others)
+def _read_list(name: str, value: list[Any], schema: Schema) -> list[Any]:
+    if len(value) < schema.get("minItems", 0):
+        raise RequestError(f"{name} is empty", name)
+    items = schema.get("items", {})
+    return [read(f"{name}[{index}]", item, items) for index, item in enumerate(value)]
+
+
+def _read_object(name: str, value: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties")
+    at = lambda key: f"{name}.{key[:40]}" if name else key[:40]  # noqa: E731
+    if is_closed(schema):
+        for key in value:
+            if key not in known:
+                told = f"unknown field {key[:40]!r}; known: {', '.join(known)}"
+                raise RequestError(f"{name}: {told}" if name else told, at(key))
+    tells = bool(known) or isinstance(others, Mapping)
+    given = {key: item for key, item in value.items() if item is not None} if tells else value
     for key in schema.get("required", ()):
-        if key not in value:
-            raise RequestError(f"{name}.{key} is missing", f"{name}.{key}")
+        if key not in given:
+            raise RequestError(f"{at(key)} is missing", at(key))
+    of_others = others if isinstance(others, Mapping) else {}
+    return {key: read(at(key), item, known.get(key, of_others)) for key, item in given.items()}
 
 
-def _check_any(name: str, value: Any, choices: list[Schema]) -> None:
-    """Checks a value by the choice of its type, so that the message is about that one."""
+def _of_type(name: str, value: Any, choices: list[Schema]) -> Schema:
+    """The one of some objects' schemas that has the value's "type"."""
+    if not isinstance(value, dict):
+        raise _error(name, value, _NAMES["object"])
+    named = {kind: schema for schema in choices for kind in schema["properties"]["type"]["enum"]}
+    # Checks that the type is there and known.
+    kind = _read_object(
+        name,
+        value,
+        {"properties": {"type": {"enum": list(named)}}, "required": ["type"], "additionalProperties": True},
+    )["type"]
+    return named[kind]
+
+
+def _read_any(name: str, value: Any, choices: list[Schema]) -> Any:
+    """The value by the choice of its type, so that a message is about that one."""
     problems = []
     for schema in choices:
         try:
-            return check(name, value, schema)
+            return read(name, value, schema)
         except RequestError as error:
             if _is_a(value, schema.get("type", "")):
                 problems.append(error)

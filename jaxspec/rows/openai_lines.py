@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.checkpoints.messages import as_messages
-from jaxspec.openai import CHAT, COMPLETIONS, Asked, RequestError, error_object, read_body
+from jaxspec.openai import LINE, Asked, RequestError, error_object, read, read_body
 from jaxspec.rows.ids import hash_json
 
-KEYS = ("custom_id", "method", "url", "body")
+KEYS = tuple(LINE["properties"])
 """The keys of a line."""
 NO_ROW = "0"
 """In place of a row's digest."""
@@ -32,8 +32,11 @@ class RefusedLine(ValueError):
         return output_line(self.custom_id, problem, status=self.error.status, digest=digest)
 
 
-def read_line(values: Mapping[str, Any]) -> tuple[str, Asked]:
+def read_line(values: Mapping[str, Any], n: int) -> tuple[str, Asked]:
     """The id and the request in a line.
+
+    Args:
+      n: the number of answers where its body does not say.
 
     Raises:
       ValueError: there is no valid id.
@@ -47,21 +50,14 @@ def read_line(values: Mapping[str, Any]) -> tuple[str, Asked]:
     except UnicodeEncodeError:
         raise ValueError(f"custom_id is not valid Unicode: {custom_id!r}") from None
     try:
-        return custom_id, _read(values)
+        return custom_id, _read(values, n)
     except RequestError as error:
         raise RefusedLine(custom_id, error) from None
 
 
-def _read(values: Mapping[str, Any]) -> Asked:
-    for key in values:
-        if key not in KEYS:
-            raise RequestError(f"unknown key {key[:40]!r}; known: {', '.join(KEYS)}", key[:40])
-    if values.get("method", "POST") != "POST":
-        raise RequestError(f"method must be 'POST', got {values['method']!r}", "method")
-    url = values.get("url")
-    if url != CHAT and url != COMPLETIONS:
-        raise RequestError(f"url must be {CHAT!r} or {COMPLETIONS!r}, got {url!r}", "url")
-    asked = read_body(values.get("body"), url)
+def _read(values: Mapping[str, Any], n: int) -> Asked:
+    line = read("", values, LINE)
+    asked = read_body(line["body"], line["url"], n=n)
     if asked.is_streamed:
         raise RequestError("stream: a batch has whole answers", "stream")
     if asked.best_of is not None:
@@ -84,17 +80,17 @@ def row_values(asked: Asked, defaults: Mapping[str, Any], hosted: Mapping[str, A
       hosted: sampling parameters of requests that do not set them, as in `Form`.
     """
     options = dict(asked.prompt_options)
-    own = options.pop("chat_template_kwargs", None)
+    own = options.pop("chat_template_kwargs", {})
     options.pop("raw", None)
     flags = {name: value for name, value in defaults.items() if isinstance(value, bool)}
     if not asked.is_chat:  # it has no messages
         flags.pop("continue_final_message", None)
-    arguments = own or (defaults.get("chat_template_kwargs") if asked.is_chat else None)
+    arguments = defaults.get("chat_template_kwargs", {}) if asked.is_chat else {}
     prompt: Any = asked.prompts[0]
     return {
         "prompt": as_messages(prompt) if asked.is_chat else prompt,
         "sampling": {**hosted, **asked.sampling},
-        "chat_template_kwargs": arguments or {},
+        "chat_template_kwargs": {**arguments, **own},
         "n": None if asked.n == 1 else asked.n,
         **(flags if not _is_ids(prompt) else {}),
         **options,

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from jaxspec.errors import one_line
 from jaxspec.rows.errors import InputError
-from jaxspec.rows.row import NOTES, Form
+from jaxspec.rows.row import ASKED, NOTES, Form
 
 _ROWS_AT_ONCE = 256
 
@@ -82,7 +82,7 @@ def read(path: str | Path, form: Form) -> Iterator[dict[str, Any]]:
     try:
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names):
             for row in batch.to_pylist():
-                yield without_nulls(row, kept)
+                yield without_nulls(row, kept, (*ASKED, *form.questions))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _cannot_read(path, error) from None
 
@@ -101,21 +101,31 @@ def _opened(path: str | Path, form: Form | None) -> pq.ParquetFile:
 
 
 def _kept(path: str | Path, schema: pa.Schema, form: Form) -> list[str]:
-    question = next((name for name in form.questions if name in schema.names), None)
     try:
-        return list(form.keeps(dict.fromkeys(schema.names), question))
+        return list(form.keeps(dict.fromkeys(schema.names)))
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def without_nulls(row: Mapping[str, Any], kept: Sequence[str] = ()) -> dict[str, Any]:
-    """The columns of a row that are not null, and those that are kept."""
-    values = {name: value for name, value in row.items() if value is not None or name in kept}
-    for name in ("chat_template_kwargs", "logit_bias"):
-        if isinstance(mapping := values.get(name), dict):
-            # A column of structs has every key in every row.
-            values[name] = {key: value for key, value in mapping.items() if value is not None}
-    return values
+def without_nulls(
+    row: Mapping[str, Any], kept: Sequence[str] = (), asking: Sequence[str] = ASKED
+) -> dict[str, Any]:
+    """The columns of a row that are not null, and those that are kept.
+
+    Of values that ask for something, no part is null either: structs of one column have the keys of all rows,
+    and those of other rows are null. Other values that are kept are as they are.
+    """
+    return {
+        name: value if name in kept and name not in asking else _own_keys(value)
+        for name, value in row.items()
+        if value is not None or name in kept
+    }
+
+
+def _own_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _own_keys(item) for key, item in value.items() if item is not None}
+    return [*map(_own_keys, value)] if isinstance(value, list) else value
 
 
 def _cannot_read(path: str | Path, error: Exception) -> InputError:

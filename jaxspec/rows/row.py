@@ -8,10 +8,12 @@ from typing import Any
 
 from jaxspec.checkpoints.chat_template import check_arguments
 from jaxspec.checkpoints.messages import as_messages
+from jaxspec.documents import whole_number
 from jaxspec.engine import Generation
 from jaxspec.engine.samples import check_count
 from jaxspec.openai import DEFAULTS, Asked
 from jaxspec.rows.ids import RowId, hash_json
+from jaxspec.rows.openai_lines import KEYS as KEYS_OF_LINES
 from jaxspec.rows.openai_lines import read_line, row_values
 from jaxspec.sampling import SamplingParams
 
@@ -28,6 +30,8 @@ NOTES = ("category", "source", "task", "metadata")
 
 ASKED = ("chat_template_kwargs", *FLAGS, "n", *SAMPLING)
 """Keys that ask for something beside the question."""
+MAPPINGS = ("chat_template_kwargs", "logit_bias")
+"""Those of them with keys of their own, which may be null, too."""
 KEYS = ("id", *QUESTIONS, *ANSWERS, *ASKED, *NOTES)
 """Every key that a row may have."""
 OUTPUT = (
@@ -56,7 +60,8 @@ class Form:
       prompt_key: the key of the question (a text, token ids or messages), in place of the usual ones.
       kept: keys that the output row has, too, whatever they say here; they may be others than `KEYS`. True
         takes all that ask for nothing.
-      defaults: keys with values, for rows that do not have them.
+      defaults: keys with values, for rows that do not have them; "chat_template_kwargs" key by key, "n" not
+        for rows with turns.
       openai: whether a row may be a line of OpenAI's batch files.
       hosted: sampling parameters of such a line that does not set them.
     """
@@ -77,13 +82,13 @@ class Form:
         """Every key that a row may have, beside those that are kept."""
         return ("id", *self.questions, *ANSWERS, *ASKED, *NOTES)
 
-    def keeps(self, values: Mapping[str, Any], question: str | None) -> dict[str, Any]:
+    def keeps(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of a row that its output row has.
 
         Raises:
           ValueError: an output row has another key of this name.
         """
-        asking = {question, "id", *ASKED}
+        asking = {*self.questions, "id", *ASKED}
         kept = self.kept if not isinstance(self.kept, bool) else [k for k in values if k not in asking]
         found = {key: values[key] for key in kept if key in values} if self.kept else {}
         if clash := [key for key in found if key in OUTPUT]:
@@ -222,22 +227,30 @@ def parse_line(place: str, line: bytes | None, number: int | None, form: Form = 
 
 def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Form = PLAIN) -> Row:
     """The row with these keys and values; other arguments and errors as in `parse_line`."""
-    if form.openai and "custom_id" in values:
-        custom_id, asked = read_line(values)
+    said = {key: _without_nulls(value) if key in MAPPINGS else value for key, value in values.items()}
+    said = {key: value for key, value in said.items() if value is not None}
+    others = KEYS_OF_LINES if form.openai else ()
+    if "custom_id" in said and others:
+        line = {key: value for key, value in values.items() if key in said or key not in form.known}
+        custom_id, asked = read_line(line, form.defaults.get("n", 1))
         return Row(place, custom_id, asked=asked, **row_values(asked, form.defaults, form.hosted))
-    question = _one_of(form.questions, values)
-    kept = form.keeps(values, question)
-    unknown = [key for key in values if key not in form.known and key not in kept]
+    question = _one_of(form.questions, said)
+    kept = form.keeps(values)
+    unknown = [
+        key for key in values if not (key in form.known or key in kept or (key in others and key not in said))
+    ]
     if unknown:
         raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(form.known)}")
     if question is None:
         wanted = "one of prompt, messages and turns" if form.prompt_key is None else repr(form.prompt_key)
         raise ValueError(f"must have {wanted}, got none")
-    if number is None and "id" not in values:
+    if number is None and "id" not in said:
         raise ValueError("must have an id")
-    row_id = _check_id(values.get("id", number))
-    values = {**values, **{key: value for key, value in form.defaults.items() if values.get(key) is None}}
-    sampling = {name: values[name] for name in SAMPLING if values.get(name) is not None}
+    row_id = _check_id(said.get("id", number))
+    own = check_arguments(said.get("chat_template_kwargs"))
+    arguments = {**form.defaults.get("chat_template_kwargs", {}), **own}
+    values = {**form.defaults, **said}
+    sampling = {name: values[name] for name in SAMPLING if name in values}
     if sampling:
         SamplingParams(**sampling)  # raises a ValueError that names the field
     value = values[question]
@@ -247,12 +260,16 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
         prompt = as_messages(value)
     elif not turns:
         prompt = _check_prompt(question, value)
-    arguments = check_arguments(values.get("chat_template_kwargs"))
-    n = None if values.get("n") is None else check_count("n", values["n"])
-    if n is not None and turns:
+    if turns and "n" in said:
         raise ValueError("n: a row with turns has one answer to each")
+    n = None if turns or "n" not in values else check_count("n", values["n"])
     flags: dict[str, Any] = {name: _check_flag(name, values.get(name)) for name in FLAGS}
-    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(values), n, kept=kept, **flags)
+    return Row(place, row_id, prompt, turns, sampling, arguments, _answer(said), n, kept=kept, **flags)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A mapping without the keys that say nothing."""
+    return {k: v for k, v in value.items() if v is not None} if isinstance(value, Mapping) else value
 
 
 def _holds_messages(value: Any) -> bool:
@@ -277,6 +294,7 @@ def _answer(values: Mapping[str, Any]) -> str | None:
 
 
 def _check_id(value: Any) -> RowId:
+    value = whole_number(value)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"id must be text or a whole number, got {value!r}")
     if isinstance(value, str) and not _is_unicode(value):
@@ -285,6 +303,7 @@ def _check_id(value: Any) -> RowId:
 
 
 def _check_prompt(key: str, value: Any) -> str | list[int]:
+    value = [whole_number(item) for item in value] if isinstance(value, list) else value
     is_ids = isinstance(value, list) and all(type(item) is int for item in value)
     if not (isinstance(value, str) or is_ids):
         raise ValueError(f"{key} must be text or a list of token ids")

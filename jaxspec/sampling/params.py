@@ -9,7 +9,7 @@ from hashlib import blake2b
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from jaxspec.documents import plain_number
+from jaxspec.documents import plain_number, whole_number
 from jaxspec.errors import OneLineError
 from jaxspec.grammar import Grammar
 
@@ -42,7 +42,7 @@ class SamplingParams:
       min_p: keep tokens with at least this fraction of the best token's probability, in [0, 1].
       seed: 0 to 2**64 - 1; the same seed gives the same tokens. None draws a new one for every request.
       max_new_tokens: the most tokens of the output, which must fit into the engine's max_model_len with the
-        prompt. None takes 256, or as many as fit.
+        prompt. None takes 256, or `min_tokens` if they are more, or as many as fit.
       stop: strings that end the output and are cut off.
       stop_token_ids: token ids that end the output.
       ignore_eos: go on after an end-of-sequence token.
@@ -255,7 +255,7 @@ def _temperature(value: Any) -> float:
 
 
 def _integer(name: str, value: Any, wanted: str, allowed: Any) -> int:
-    value = plain_number(value)
+    value = whole_number(value)
     if not isinstance(value, Integral) or isinstance(value, bool) or not allowed(value):
         raise _error(name, value, f"an integer, {wanted}")
     return int(value)

@@ -11,7 +11,7 @@ from jaxspec.engine import AsyncEngine, EngineError, Generation
 from jaxspec.engine import Request as EngineRequest
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.samples import best, make_samples
-from jaxspec.openai import DEFAULTS, Asked, Chunks, Head, RequestError, answer_body, error_object, usage
+from jaxspec.openai import DEFAULTS, Asked, Chunks, Head, RequestError, answer_body, counts, error_object
 from jaxspec.sampling import SamplingParams
 
 
@@ -70,7 +70,7 @@ class Answering:
     def _request(
         self, asked: Asked, prompt: Prompt, params: SamplingParams, **prompt_options: Any
     ) -> EngineRequest:
-        engine, config = self.engine.engine, self.engine.engine.config
+        engine = self.engine.engine
         try:
             request = engine.make_request(prompt, params, is_streamed=asked.is_streamed, **prompt_options)
         except (ValueError, RecursionError) as error:
@@ -82,8 +82,8 @@ class Answering:
                 asked.prompt_field,
                 code="context_length_exceeded",
             )
-        if asked.is_chat and params.max_new_tokens is None:
-            request.max_new_tokens = min(engine.max_model_len, config.num_pages * config.page_size) - size
+        if params.max_new_tokens is None:
+            request.max_new_tokens = asked.length(params, engine.room(size))
         return request
 
     async def whole(self, asked: Asked, requests: Sequence[EngineRequest]) -> dict[str, Any]:
@@ -116,8 +116,7 @@ class Answering:
                     for body in chunks[number].of(piece):
                         yield body
             if asked.includes_usage:
-                counts = usage(_by_prompt(asked, answers))
-                yield {**head.body([], is_chunk=True), "usage": counts}
+                yield {**head.body([], is_chunk=True), **counts(_by_prompt(asked, answers))}
             yield None
         except (AnswerError, EngineError) as error:
             yield error_object(str(error), kind="server_error")

@@ -1,11 +1,12 @@
 """What the OpenAPI page says of requests and answers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from jaxspec.openai import CHAT, FIELDS, REQUIRED, Endpoint
+from jaxspec.openai import CHAT, FIELDS, Endpoint, Schema, body_schema, is_closed
 
 _INT = {"type": "integer"}
 _TEXT = {"type": "string"}
@@ -27,6 +28,16 @@ _USAGE = _object(
     prompt_tokens_details=_object(cached_tokens=_INT),
     completion_tokens_details=_object(drafted_tokens=_INT, accepted_tokens=_INT),
 )
+_SPECULATION = _object(
+    mean_acceptance_length={"type": "number"},
+    draft_acceptance_rate={"type": "number"},
+    acceptance_histogram=_list(_INT),
+    num_spec_steps=_INT,
+    num_draft_tokens=_INT,
+    num_accepted_draft_tokens=_INT,
+    num_spec_tokens=_INT,
+)
+_METRICS = _object(speculative_decoding={"anyOf": [_SPECULATION, {"type": "null"}]})
 _LOGPROBS = {"type": ["object", "null"]}
 _REASON = {"type": "string", "enum": ["stop", "length"]}
 _MESSAGE = _object(role=_TEXT, content=_TEXT, refusal=_MAYBE)
@@ -35,7 +46,8 @@ _TEXT_CHOICE = _object(index=_INT, text=_TEXT, logprobs=_LOGPROBS, finish_reason
 
 
 def _answer(choice: dict[str, Any]) -> dict[str, Any]:
-    return _object(id=_TEXT, object=_TEXT, created=_INT, model=_TEXT, choices=_list(choice), usage=_USAGE)
+    head = {"id": _TEXT, "object": _TEXT, "created": _INT, "model": _TEXT}
+    return _object(**head, choices=_list(choice), usage=_USAGE, metrics=_METRICS)
 
 
 _MODEL = _object(id=_TEXT, object=_TEXT, created=_INT, owned_by=_TEXT, max_model_len=_INT)
@@ -94,19 +106,31 @@ def route(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _request(endpoint: Endpoint, model: str) -> dict[str, Any]:
-    """The schema of a body. A field that may be left out may also be null."""
-    required = REQUIRED[endpoint]
-    fields: dict[str, dict[str, Any]] = {
-        name: dict(schema) if name in required else {"anyOf": [dict(schema), {"type": "null"}]}
-        for name, schema in FIELDS[endpoint].items()
-    }
-    fields["model"]["enum"] = [model]
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+    """The schema of a body."""
+    schema = _published(body_schema(endpoint))
+    schema["properties"]["model"]["enum"] = [model]
+    return schema
+
+
+def _published(schema: Schema) -> dict[str, Any]:
+    """A schema as the page has it: what may be left out may also be null, and an object with properties has
+    no others, as `read` takes them."""
+    shown = dict(schema)
+    for word in ("anyOf", "oneOf"):
+        if word in schema:
+            shown[word] = [*map(_published, schema[word])]
+    if "items" in schema:
+        shown["items"] = _published(schema["items"])
+    if "properties" in schema:
+        required = schema.get("required", ())
+        shown["properties"] = {
+            name: _published(each) if name in required else {"anyOf": [_published(each), {"type": "null"}]}
+            for name, each in schema["properties"].items()
+        }
+        shown["additionalProperties"] = not is_closed(schema)
+    elif isinstance(others := schema.get("additionalProperties"), Mapping):
+        shown["additionalProperties"] = {"anyOf": [_published(others), {"type": "null"}]} if others else True
+    return shown
 
 
 def describe(app: FastAPI, *, model: str, has_key: bool) -> None:

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 
 from jaxspec.batch import parquet
 from jaxspec.commands import batch, batch_job
-from jaxspec.rows import InputError, Row, count_rows, may_sample, read_rows
+from jaxspec.rows import Form, InputError, Row, count_rows, may_sample, read_rows
 
 ROWS = [
     {"id": "a", "prompt": "w6", "temperature": 0.5, "label": 1, "at": datetime(2024, 2, 3)},
@@ -73,6 +73,30 @@ def test_rows_of_a_file_are_read_as_lines_are(tmp_path):
     assert count_rows(path, lines) == 7
     assert [row.id for row in read_rows(lines, path) if isinstance(row, Row)] == [0, 1, 2, 3, 4, 5]
     assert not may_sample(path)
+
+
+def test_a_row_has_nothing_of_the_others_keys_at_any_depth(tmp_path):
+    """A struct in a column has the keys of every row, and those of other rows are null."""
+
+    def row(**parameters):
+        function = {"name": "f", "parameters": {"type": "object", "properties": parameters}}
+        call = {"function": {"name": "f", "arguments": dict.fromkeys(parameters, "x")}}
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+        tools = [{"type": "function", "function": function}]
+        return {"messages": messages, "chat_template_kwargs": {"tools": tools}, "note": {"a": [parameters]}}
+
+    rows = [row(city={"type": "string"}), row(amount={"type": "number", "minimum": 0})]
+    path, lines = tmp_path / "in.parquet", tmp_path / "in.jsonl"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    lines.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    form = Form(kept=("note",))
+    found, expected = list(read_rows(path, form=form)), list(read_rows(lines, form=form))
+    assert [(row.prompt, row.chat_template_kwargs) for row in found] == [
+        (row.prompt, row.chat_template_kwargs) for row in expected
+    ]
+    assert [row.digest for row in found] == [row.digest for row in expected]
+    # What is kept is as the file has it.
+    assert found[0].kept["note"]["a"][0]["amount"] is None
 
 
 def test_a_column_that_samples_is_known_before_rows_are_read(tmp_path):

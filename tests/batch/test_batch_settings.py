@@ -86,6 +86,7 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         ("engine", {"cpu_activations": "int8"}, set()),
         ("engine", {"packed": False}, {"engine.cpu_activations", "engine.packed"}),
         ("engine", {"max_model_len": 64}, {"engine.max_model_len"}),
+        ("engine", {"num_pages": 9}, {"engine.cache_tokens"}),
         ("engine", {"synthetic_acceptance_length": 2.0}, {"engine.synthetic_acceptance_length"}),
         # These change when answers come and not what they are.
         ("engine", {"batch_size": 7, "page_size": 4, "prefill_chunk": 8, "steps_per_dispatch": 2}, set()),
@@ -137,6 +138,37 @@ def test_another_byte_in_a_file_is_another_checkpoint(model, file):
     values[-2] ^= 1
     path.write_bytes(values)
     assert checkpoint_digest(SourceConfig(str(model))) != before
+
+
+def test_a_chat_template_in_a_folder_of_them_counts(model):
+    before = checkpoint_digest(SourceConfig(str(model)))
+    (model / "additional_chat_templates").mkdir()
+    path = model / "additional_chat_templates" / "tool_use.jinja"
+    path.write_text("a")
+    found = checkpoint_digest(SourceConfig(str(model)))
+    path.write_text("b")
+    assert len({before, found, checkpoint_digest(SourceConfig(str(model)))}) == 3
+
+
+def test_every_part_of_a_gguf_counts_whichever_is_named(tmp_path):
+    parts = [tmp_path / f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for i, part in enumerate(parts):
+        part.write_bytes(b"part %d" % i)
+    before = checkpoint_digest(SourceConfig(str(parts[0])))
+    named = SourceConfig(str(tmp_path), parts[1].name)
+    assert checkpoint_digest(SourceConfig(str(parts[2]))) == checkpoint_digest(named) == before
+    parts[1].write_bytes(b"part 9")
+    assert checkpoint_digest(SourceConfig(str(parts[0]))) != before
+
+
+def test_the_code_that_was_imported_counts(tiny_config, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("a = 1")
+    config = load_config(tiny_config)
+    assert changed(config, config, imports=[file]) == {"imports"}
+    before = settings_of(config, imports=[file])
+    file.write_text("a = 2")
+    assert settings_of(config, imports=[file]) != before
 
 
 def test_a_file_of_an_orbax_folder_counts(model):

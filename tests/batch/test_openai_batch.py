@@ -106,7 +106,12 @@ def test_options_of_the_command_are_for_bodies_that_do_not_say(read):
     chat, text, own = read(CHAT, TEXT, own, defaults=defaults)
     assert (chat.chat_template_kwargs, chat.flags) == ({"think": False}, {"special_tokens_as_text": True})
     assert (text.chat_template_kwargs, text.flags) == ({}, {"special_tokens_as_text": True})
-    assert (own.chat_template_kwargs, own.flags) == ({"a": 1}, {})
+    assert (own.chat_template_kwargs, own.flags) == ({"think": False, "a": 1}, {})
+    tools = [{"type": "function", "function": {"name": "sum"}}]
+    (with_tools,) = read(line(body={"tools": tools}), defaults=defaults)
+    assert with_tools.chat_template_kwargs == {"think": False, "tools": tools}
+    several, own = read(CHAT, TEXT, defaults={"n": 3})
+    assert (several.n, own.n) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +143,19 @@ REFUSED = [
     (line(body={"colour": 1}), "unknown field 'colour'; known: model, ", "colour"),
     (line(body={"temperature": "hot"}), "temperature must be a number", "temperature"),
     (line(body={"messages": [{"role": "user", "content": 3}]}), r"messages\[0\].*content", "messages"),
-    (line(body={"messages": IMAGE}), r"messages\[0\].*'image_url' cannot be read", "messages"),
+    (line(body={"messages": IMAGE}), r"messages\[0\].*, got 'image_url'", "messages"),
     (line(body={"stream": True}), "stream: a batch has whole answers", "stream"),
     (line(TEXT, body={"best_of": 3}), "best_of: a batch draws no more answers than it writes", "best_of"),
     (line(TEXT, body={"prompt": ["a", "b"]}), "prompt: a line of a batch has one prompt", "prompt"),
     (line(method="GET"), "method must be 'POST', got 'GET'", "method"),
     (line(url="/v1/embeddings"), "url must be '/v1/chat/completions' or '/v1/completions', got", "url"),
     (line(url=["a"]), "url must be", "url"),
-    (line(extra=1), f"unknown key 'extra'; known: {', '.join(KEYS)}", "extra"),
+    (line(extra=1), f"unknown field 'extra'; known: {', '.join(KEYS)}", "extra"),
+    (
+        line(body={"response_format": {"type": "json_object", "schema": {}}}),
+        "response_format: unknown field 'schema'; known: type",
+        "response_format.schema",
+    ),
     (line(body={"model": None}), "model is missing", "model"),
 ]
 

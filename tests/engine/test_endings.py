@@ -1,6 +1,7 @@
 """Where an answer ends, also inside an accepted block."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tiny_engines import SIZES, assert_idle, compile_all
 import jaxspec
 from jaxspec import SamplingParams
 from jaxspec.checkpoints import Tokenizer
+from jaxspec.engine.requests import num_new_tokens
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,36 @@ def test_an_answer_runs_to_the_models_limit_and_no_further(engine):
         ValueError, match=f"max_new_tokens: 17 do not fit: .* max_model_len 96 .* for {room}$"
     ):
         engine.generate(prompt, max_new_tokens=room + 1)
+
+
+@pytest.mark.parametrize(
+    ("pages", "asked", "length"),
+    [
+        (64, {}, 256),
+        (64, {"min_tokens": 300}, 300),
+        (2, {}, 22),
+        (2, {"min_tokens": 20}, 22),
+        (64, {"min_tokens": 300, "max_new_tokens": 310}, 310),
+    ],
+)
+def test_a_length_that_was_not_given_fits_what_is_asked_and_the_space_there_is(pages, asked, length):
+    config = SimpleNamespace(max_model_len=1000, num_pages=pages, page_size=16)
+    assert num_new_tokens(SamplingParams(**asked), 10, config) == length
+
+
+@pytest.mark.parametrize(
+    ("pages", "asked", "problem"),
+    [
+        (2, {"max_new_tokens": 23}, "10 tokens and 23 new ones need more than the cache's 2 pages of 16"),
+        (2, {"min_tokens": 23}, "^min_tokens: 23 do not fit: after a prompt of 10 tokens .* room for 22$"),
+        (64, {"min_tokens": 991}, "^min_tokens: 991 do not fit: .* room for 990$"),
+        (0, {}, "10 tokens and 1 new ones need more than"),
+    ],
+)
+def test_a_length_that_does_not_fit_is_refused(pages, asked, problem):
+    config = SimpleNamespace(max_model_len=1000, num_pages=pages, page_size=16)
+    with pytest.raises(ValueError, match=problem):
+        num_new_tokens(SamplingParams(**asked), 10, config)
 
 
 @pytest.fixture

@@ -87,6 +87,21 @@ def test_texts_of_a_schema_are_valid(schema, name):
         assert json.loads(json.dumps(value)) == value
 
 
+def test_null_asks_for_nothing_but_the_value_null():
+    """As programs write schemas whose fields have no value."""
+    nothing = dict.fromkeys([*KEYWORDS, "uniqueItems", "not", "no such keyword"])
+    del nothing["const"]
+    for schema in ({"type": "array", "items": {"type": "integer"}, "maxItems": 3}, {"const": None}, _TEXT):
+        words = vocabulary("bytes")
+        full = compile_grammar(Grammar.of_json_schema({**nothing, **schema}), words)
+        bare = compile_grammar(Grammar.of_json_schema(schema), words)
+        assert np.array_equal(full.next, bare.next)
+    assert list(texts(Grammar.of_json_schema({"const": None, "enum": None}), "bytes", 1)) == ["null"]
+
+
+_TEXT = {"type": "string", "maxLength": 3}
+
+
 def keywords_of(value):
     """The names in a schema, of keywords and of properties."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -239,6 +254,15 @@ REFUSED = [
     ("json_schema", {"type": "number", "minimum": 3}, "'minimum' is not supported"),
     ("json_schema", {"type": "integer", "multipleOf": 3}, "'multipleOf' is not supported"),
     ("json_schema", {"type": "integer", "minimum": 0.5}, "minimum must be an integer"),
+    ("json_schema", {"type": "string", "maxLength": 2.5}, "maxLength must be an integer, 0 or more"),
+    ("json_schema", {"oneOf": [{"const": 1}, {"const": 1.0}]}, "may fit several schemas"),
+    (
+        "json_schema",
+        {"oneOf": [{"const": {"a": 1, "b": [2]}}, {"const": {"b": [2.0], "a": 1}}]},
+        "may fit several schemas",
+    ),
+    ("json_schema", {"oneOf": [{"properties": {"a": {}}}, {"type": "null"}]}, "may fit several schemas"),
+    ("json_schema", {"oneOf": [{"required": 3}, {"type": "null"}]}, "required must be a list of names"),
     ("json_schema", {"type": "integer", "minimum": 5, "maximum": 4}, "no integer is at least 5"),
     ("json_schema", {"type": "string", "maxLength": 2, "pattern": "a"}, "'pattern' beside another limit"),
     ("json_schema", {"type": "string", "pattern": '"'}, "no character that is possible here"),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxspec import AcceptanceStats, Delta, Generation
-from jaxspec.openai import CHAT, COMPLETIONS, Chunks, Head, answer_body, read_body, usage
+from jaxspec.openai import CHAT, COMPLETIONS, Chunks, Head, answer_body, counts, read_body
 
 STATS = AcceptanceStats.of([(3, 1), (3, 0), (0, 0)])
 
@@ -20,13 +20,38 @@ def asked(endpoint=CHAT, **fields):
 
 
 def test_usage_counts_a_prompt_once_and_every_answer():
-    assert usage([[answer(), answer()], [answer(prompt=[5])]]) == {
+    assert counts([[answer(), answer()], [answer(prompt=[5])]])["usage"] == {
         "prompt_tokens": 4,
         "completion_tokens": 6,
         "total_tokens": 10,
         "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens_details": {"drafted_tokens": 18, "accepted_tokens": 3},
     }
+
+
+def test_speculation_of_one_answer_is_told_as_benchmarks_read_it():
+    """In the words that AIPerf 0.13 reads at `metrics.speculative_decoding`, with the sums that it checks."""
+    verified = [(3, 1), (3, 3), (2, 0), (0, 0), (3, 1), (4, 4)]
+    made = Generation("a", [7], "stop", [1], AcceptanceStats.of(verified))
+    told = answer_body(asked(), [[made]])["metrics"]["speculative_decoding"]
+    assert told == {
+        "mean_acceptance_length": pytest.approx(1 + 9 / 5),
+        "draft_acceptance_rate": pytest.approx(9 / 15),
+        "acceptance_histogram": [1, 2, 0, 1, 1],
+        "num_spec_steps": 5,
+        "num_draft_tokens": 15,
+        "num_accepted_draft_tokens": 9,
+        "num_spec_tokens": 4,
+    }
+    histogram = told["acceptance_histogram"]
+    assert all(type(count) is int for count in histogram)
+    assert sum(histogram) == told["num_spec_steps"]
+    assert sum(j * count for j, count in enumerate(histogram)) == told["num_accepted_draft_tokens"]
+    assert len(histogram) == told["num_spec_tokens"] + 1
+    plain = Generation("a", [7], "stop", [1], AcceptanceStats.of([(0, 0)]))
+    # Of several answers together it would be of none.
+    for answers in ([[plain]], [[made, made]], [[made], [made]]):
+        assert counts(answers)["metrics"] == {"speculative_decoding": None}
 
 
 def test_choices_are_numbered_through_all_prompts():

@@ -25,8 +25,23 @@ def test_the_least_that_a_body_says():
     assert asked.params() == SamplingParams(temperature=1.0)
     asked = completion()
     assert (asked.prompts, asked.is_chat) == (["hi"], False)
-    assert asked.params() == SamplingParams(temperature=1.0, max_new_tokens=16)
-    assert asked.params({}) == SamplingParams(max_new_tokens=16)
+    assert asked.params() == SamplingParams(temperature=1.0)
+    assert asked.params({}) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("ask", "least", "room", "length"),
+    [
+        (chat, 0, 1000, 1000),
+        (chat, 300, 1000, 1000),
+        (completion, 0, 1000, 16),
+        (completion, 0, 9, 9),
+        (completion, 20, 1000, 20),
+    ],
+)
+def test_how_long_an_answer_is_that_nobody_limits(ask, least, room, length):
+    asked = ask(min_tokens=least)
+    assert asked.length(asked.params(), room) == length
 
 
 @pytest.mark.parametrize(
@@ -134,7 +149,17 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         (
             {"messages": [{"role": "user", "content": 1}]},
             "messages[0].content",
-            "messages[0].content must be a string, a list, null, got 1",
+            "messages[0].content must be a string, a list, got 1",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+            "messages[0].content[0].type must be 'text' or 'refusal', got 'image_url'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "texd": "b"}]}]},
+            "messages[0].content[0].texd",
+            "messages[0].content[0]: unknown field 'texd'; known: type, text, cache_control",
         ),
         ({"temperature": "hot"}, "temperature", "temperature must be a number, 0 or more, got 'hot'"),
         ({"temperature": True}, "temperature", "temperature must be a number, 0 or more, got True"),
@@ -154,6 +179,29 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be an integer, 0 to 20, got 21"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "must be 'text' or 'json_object'"),
         ({"response_format": {}}, "response_format.type", "response_format.type is missing"),
+        ({"response_format": []}, "response_format", "response_format must be an object, got []"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
+            "response_format.schema",
+            "response_format: unknown field 'schema'; known: type",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"schema": {"type": "null"}}}},
+            "response_format.json_schema",
+            "response_format.json_schema must be null, got {'schema'",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": None}},
+            "response_format.json_schema",
+            "response_format.json_schema is missing",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strikt": True}}},
+            "response_format.json_schema.strikt",
+            "response_format.json_schema: unknown field 'strikt'; known: name, description, schema, strict",
+        ),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids[0]", "must be an integer, 0 or more, got 1.5"),
+        ({"n": 2.5}, "n", "n must be an integer, 1 to 128, got 2.5"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice must be 'auto' or 'none'"),
         ({"modalities": ["text", "audio"]}, "modalities[1]", "must be 'text', got 'audio'"),
         ({"presence_penalty": 3}, "presence_penalty", "must be a number, -2 to 2, got 3"),
@@ -161,7 +209,7 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         ({"logit_bias": {"1" * 5000: 1}}, "logit_bias", "every id of logit_bias must be an integer, 0"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias of token 5 must be a number, -100 to 100"),
         ({"logit_bias": {"5": "x"}}, "logit_bias.5", "logit_bias.5 must be a number, got 'x'"),
-        ({"bad_words": [3]}, "bad_words", "bad_words must be a list of token ids, got 3"),
+        ({"bad_words": [3]}, "bad_words[0]", "bad_words[0] must be a string, a list, got 3"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens must be at most max_tokens, 5"),
         ({"max_new_tokens": 5}, "max_new_tokens", "unknown field 'max_new_tokens'; known: model, "),
         ({"prompt": "hi"}, "prompt", "unknown field 'prompt'; known: model, "),
@@ -198,6 +246,41 @@ def test_a_bad_completion_is_one_line_that_names_the_field(fields, field, messag
     assert message in str(error.value)
 
 
+def test_null_is_nothing_in_nested_objects_too():
+    usage = {"include_usage": True, "include_obfuscation": None}
+    assert chat(stream=True, stream_options=usage).includes_usage
+    assert not chat(stream=True, stream_options={"include_usage": None}).includes_usage
+    for kind in ("text", "json_object"):
+        assert chat(response_format={"type": kind, "json_schema": None}) == chat(
+            response_format={"type": kind}
+        )
+    schema = {"name": None, "description": None, "strict": None, "schema": {"const": None}}
+    asked = chat(response_format={"type": "json_schema", "json_schema": schema})
+    assert asked.sampling["json_schema"] == {"const": None}  # of a schema, null is a value
+    assert chat(logit_bias={"5": None}) == chat(logit_bias={})
+    assert chat(chat_template_kwargs={"a": None}) == chat()
+    assert chat(messages=[{**MESSAGES[0], "name": None, "tool_calls": None}]) == chat()
+    part = {"type": "text", "text": "hi"}
+    parts = [{"role": "user", "content": [{**part, "cache_control": None, "refusal": None}]}]
+    with pytest.raises(RequestError, match="unknown field 'refusal'"):
+        chat(messages=parts)
+    del parts[0]["content"][0]["refusal"]
+    assert chat(messages=parts).prompts == [[{"role": "user", "content": [part]}]]
+
+
+def test_a_whole_number_is_a_whole_number_however_it_is_written():
+    """As JSON of languages without integers has them."""
+    whole = {"max_tokens": 5.0, "n": 2.0, "seed": -1.0, "top_k": 3.0, "stop_token_ids": [4.0]}
+    asked = chat(**whole, bad_words=["a", [1.0, 2.0]], min_tokens=1e0)
+    expected = chat(
+        max_tokens=5, n=2, seed=-1, top_k=3, stop_token_ids=[4], bad_words=["a", [1, 2]], min_tokens=1
+    )
+    assert asked == expected
+    assert type(asked.n) is int
+    for prompt in ([1.0, 2.0], [[1.0, 2.0]]):
+        assert completion(prompt=prompt).prompts == [[1, 2]]
+
+
 @pytest.mark.parametrize("body", [None, [], "x", 1])
 def test_a_body_is_an_object(body):
     with pytest.raises(RequestError, match="the body must be an object"):
@@ -212,6 +295,8 @@ def test_errors_of_the_engine_name_the_fields_of_the_body():
     assert (told.field, told.code) == ("messages", "context_length_exceeded")
     assert completion().error(ValueError("prompt: token id 9 is outside")).field == "prompt"
     assert completion().error(ValueError("max_new_tokens: 5 do not fit")).field == "max_tokens"
+    told = chat().error(ValueError("prompt of 9 tokens and 5 new ones need more than the cache's 2 pages"))
+    assert (told.field, told.code) == ("messages", "context_length_exceeded")
     assert completion().error(ValueError("json_schema: it is too large")).field == "response_format"
 
 

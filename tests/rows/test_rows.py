@@ -125,8 +125,48 @@ def test_rows_take_what_they_do_not_say_from_the_form(tmp_path):
     ]
     first, second = form_of(tmp_path, *lines, defaults=form)
     assert (first.chat_template_kwargs, first.special_tokens_as_text) == ({"a": 1}, True)
-    assert (second.chat_template_kwargs, second.special_tokens_as_text) == ({"b": 2}, False)
+    assert (second.chat_template_kwargs, second.special_tokens_as_text) == ({"a": 1, "b": 2}, False)
+    (own,) = form_of(tmp_path, {"prompt": "hi", "chat_template_kwargs": {"a": 2}}, defaults=form)
+    assert own.chat_template_kwargs == {"a": 2}
     assert first.digest != form_of(tmp_path, lines[0])[0].digest
+
+
+def test_how_many_answers_is_not_for_rows_with_turns(tmp_path):
+    lines = [{"prompt": "hi"}, {"turns": ["a", "b"]}, {"turns": ["a"], "n": None}, {"prompt": "hi", "n": 3}]
+    assert [found.n for found in form_of(tmp_path, *lines, defaults={"n": 2})] == [2, None, None, 3]
+
+
+def test_null_is_nothing_beside_another_form_and_as_an_id(tmp_path):
+    """As in tables whose rows are of several forms."""
+    every = dict.fromkeys(["prompt", "messages", "turns", "custom_id", "method", "url", "body", "n", "id"])
+    lines = [{**every, "prompt": "hi"}, {**every, "messages": MESSAGES}, {**every, "turns": ["a"]}]
+    found = form_of(tmp_path, *lines, openai=True)
+    assert [each.prompt or each.turns for each in found] == ["hi", MESSAGES, ("a",)]
+    assert [each.id for each in found] == [0, 1, 2]
+    line = {**every, "custom_id": "c", "url": "/v1/completions", "body": {"model": "m", "prompt": "a"}}
+    (asked,) = form_of(tmp_path, line, openai=True)
+    assert (asked.id, asked.prompt) == ("c", "a")
+    (kept,) = form_of(tmp_path, {"prompt": None, "turns": ["a"], "label": None}, kept=True)
+    assert kept.kept == {"label": None}
+    (own,) = form_of(
+        tmp_path, {"prompt": "a", "chat_template_kwargs": {"a": None}, "logit_bias": {"5": None}}
+    )
+    assert (own.chat_template_kwargs, own.sampling) == ({}, {"logit_bias": {}})
+    (none,) = form_of(tmp_path, dict.fromkeys(["prompt", "id"]))
+    assert str(none).endswith("must have one of prompt, messages and turns, got none")
+    (unknown,) = form_of(tmp_path, {"prompt": "a", "colour": None})
+    assert "unknown key 'colour'" in str(unknown)
+
+
+def test_a_whole_number_is_a_whole_number_however_it_is_written(read):
+    """As JSON of languages without integers has them."""
+    found, ids = read(
+        '{"prompt": "a", "id": 7.0, "n": 2.0, "max_new_tokens": 5.0, "stop_token_ids": [3.0]}',
+        '{"prompt": [1.0, 2]}',
+    )
+    assert (found.id, found.n, ids.prompt) == (7, 2, [1, 2])
+    assert SamplingParams(**found.sampling) == SamplingParams(max_new_tokens=5, stop_token_ids=(3,))
+    assert type(found.id) is type(found.n) is type(ids.prompt[0]) is int
 
 
 @pytest.mark.parametrize("key", ["response", "completion", "answer"])
@@ -189,7 +229,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(read):
         ('{"turns": []}', "turns must be a list of texts"),
         ('{"turns": ["a", "\\uD800b"]}', "turns is not valid Unicode"),
         ('{"prompt": "a", "id": 1.5}', "id must be text or a whole number, got 1.5"),
-        ('{"prompt": "a", "id": null}', "id must be text or a whole number, got None"),
+        ('{"prompt": "a", "custom_id": null}', "unknown key 'custom_id'"),
         ('{"prompt": "a", "id": "\\ud800"}', "id is not valid Unicode"),
         ('{"prompt": "a", "id": ' + "7" * 5000 + "}", "4300 digits"),
         ('{"prompt": {"a\\nb": 1}, "id": "' + "long " * 1000 + '"}', "prompt must be text"),

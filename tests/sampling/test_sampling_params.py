@@ -44,7 +44,7 @@ def test_values_are_normalised():
         ("min_p", 1.1),
         ("seed", -1),
         ("seed", 2**64),
-        ("seed", 1.0),
+        ("seed", 1.5),
         ("max_new_tokens", 0),
         ("max_new_tokens", True),
         ("stop", ("",)),

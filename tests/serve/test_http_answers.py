@@ -3,9 +3,18 @@
 import json
 import math
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from jaxspec import AsyncEngine, SamplingParams
+from jaxspec.batch.run import BatchRun, _PendingRow
+from jaxspec.openai import CHAT as CHAT_PATH
+from jaxspec.openai import COMPLETIONS, RequestError, read_body
+from jaxspec.rows import Form, make_row
+from jaxspec.serve.answering import Answering
+
+LINES = Form(openai=True)
 CHAT = [{"role": "user", "content": "w6 w7"}]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 LONG = {**GREEDY, "extra_body": {"ignore_eos": True}}
@@ -30,6 +39,8 @@ def test_a_chat(client, tiny_engine):
         ours.stats.drafted,
         ours.stats.accepted,
     )
+    told = answer.model_dump()["metrics"]["speculative_decoding"]
+    assert (told["num_spec_steps"], told["num_draft_tokens"]) == (ours.stats.draft_steps, ours.stats.drafted)
     assert ours.stats.drafted > ours.stats.accepted  # wiring/test_serve_options.py has accepted ones
 
 
@@ -53,6 +64,39 @@ def test_without_a_limit_a_chat_ends_with_the_model_and_a_completion_after_16(cl
     chat = client.chat.completions.create(messages=CHAT, **body)
     assert chat.usage.total_tokens == tiny_engine.max_model_len
     assert client.completions.create(prompt="w6", **body).usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("pages", [2, 100])
+def test_lengths_that_nobody_gives_fit_what_is_asked_and_the_cache(tiny_engine, monkeypatch, pages):
+    """In requests alone, as if the engine had more positions, and this cache."""
+    size = tiny_engine.config.page_size
+    config = replace(tiny_engine.config, num_pages=pages, max_model_len=1000)
+    monkeypatch.setattr(tiny_engine, "config", config)
+    monkeypatch.setattr(tiny_engine, "max_model_len", 1000)
+    answering, room = Answering(AsyncEngine(tiny_engine)), min(1000, pages * size)
+    chat = {"model": "m", "messages": CHAT}
+    text = {"model": "m", "prompt": "w6 w7"}
+    asked = [
+        read_body(chat, CHAT_PATH),
+        read_body(text, COMPLETIONS),
+        read_body({**text, "max_tokens": 3}, COMPLETIONS),
+    ]
+    (one,), (other,), (short,) = map(answering._make, asked)
+    assert one.max_new_tokens == room - len(one.prompt)
+    assert (other.max_new_tokens, short.max_new_tokens) == (min(16, room - 2), 3)
+    if pages > 2:
+        (one,) = answering._make(read_body({**chat, "min_tokens": 300}, CHAT_PATH))
+        (other,) = answering._make(read_body({**text, "min_tokens": 300}, COMPLETIONS))
+        assert (one.max_new_tokens, other.max_new_tokens) == (room - len(one.prompt), 300)
+        row = make_row(
+            "", {"custom_id": "a", "url": CHAT_PATH, "body": {**chat, "min_tokens": 300}}, 0, LINES
+        )
+        request = BatchRun(tiny_engine, [row], SamplingParams())._request(_PendingRow(0, row, []))
+        assert request.max_new_tokens == one.max_new_tokens
+    else:
+        with pytest.raises(RequestError, match="min_tokens: 300 do not fit") as error:
+            answering._make(read_body({**chat, "min_tokens": 300}, CHAT_PATH))
+        assert (error.value.field, error.value.code) == ("min_tokens", "context_length_exceeded")
 
 
 def test_without_a_temperature_it_is_1(client, tiny_engine):
@@ -112,6 +156,9 @@ def test_a_stream(client, tiny_engine):
     assert (counts.choices, counts.usage.completion_tokens) == ([], 24)
     assert counts.usage.completion_tokens_details.model_dump()["accepted_tokens"] == ours.stats.accepted
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    told = counts.model_dump()["metrics"]["speculative_decoding"]
+    assert told["num_accepted_draft_tokens"] == ours.stats.accepted
+    assert not any("metrics" in chunk.model_dump() for chunk in chunks[:-1])
 
 
 def test_a_streamed_completion_without_usage(client, tiny_engine):
