@@ -301,7 +301,7 @@ class Engine:
         special_tokens_as_text: bool = False,
         **sampling: Any,
     ) -> Samples:
-        """Draws samples for a training step, as arrays on the engine's devices.
+        """Draws samples for a training step, as arrays of JAX.
 
         Args:
           prompts, params, n, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text: as in

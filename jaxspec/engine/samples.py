@@ -17,7 +17,7 @@ from jaxspec.engine.host.request import Request
 from jaxspec.engine.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import SamplingParams, sample_seed
-from jaxspec.sharding import replicated
+from jaxspec.sharding import leaving
 
 Params = SamplingParams | Mapping[str, Any] | None
 """How to sample: `SamplingParams` or a mapping of its fields."""
@@ -50,7 +50,10 @@ def params_of_prompts(
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples as arrays on the engine's devices, whole on each, for a training step.
+    """Samples as arrays for a training step: plain ones on the engine's first device, as `jnp.asarray` makes.
+
+    They compute beside arrays of any mesh, and under any mesh (`jax.set_mesh`): JAX puts them where the
+    others are.
 
     A row is a prompt and its answer, padded behind. So one forward pass over `tokens` gives the logits of
     every answer's tokens: those of token t are at t - 1, and the loss takes `mask[:, 1:]`. N is the number of
@@ -149,7 +152,7 @@ def sample_call(
             tokens[i, :stop] = answer.prompt_token_ids + answer.token_ids
             mask[i, start:stop] = True
             logprobs[i, start:stop] = answer.logprobs
-        put = partial(jax.device_put, device=replicated(engine.programs.mesh))
+        put = partial(leaving, device=engine.core.device)
         sizes = put(prompt_lengths), put(lengths)
         return Samples(put(tokens), put(mask), put(logprobs), *sizes, version, list(generations))
 

@@ -154,7 +154,7 @@ class _TrainedHead:
         self._graphs = nnx.split(engine.drafter)[0], nnx.split(engine.target)[0]
         self._dtype = jnp.dtype(engine.config.dtype)
         # For the first state and for those that follow: from another place, the program would be another.
-        self._place = replicated(engine.programs.leaves[0].sharding.mesh)
+        self._place = replicated(engine.programs.mesh)
         self._programs: dict[TrainConfig, tuple[optax.GradientTransformation, Any]] = {}
         self._in_place: dict[str, jax.Array] = {}
 
@@ -238,7 +238,7 @@ def _head_of(engine: Engine) -> _TrainedHead:
                 f"adapt: a drafter of class {type(drafter).__name__} cannot be trained; those of kind "
                 f"{', '.join(sorted(kinds))} can"
             )
-        devices = programs.leaves[0].sharding.mesh.size
+        devices = programs.mesh.size
         if devices > 1:
             raise ValueError(f"adapt: the engine's weights are split over {devices} devices; it needs one")
         check_dense(drafter, "drafter")
