@@ -421,7 +421,7 @@ def meshes(devices):
     """What fails, of all that a program with a mesh of two devices does with an engine over so many."""
     failed = []
     with tempfile.TemporaryDirectory() as folder:
-        target = write_target(Path(folder))
+        target = write_target(Path(folder, "target"))
         with jaxspec.load(
             target, tensor_parallel=int(devices), progress=False, sampling_modes=("greedy",), **SIZES
         ) as engine:

@@ -1,6 +1,5 @@
 """The compiled programs: a few when an engine is loaded, further sizes in the background."""
 
-import atexit
 import logging
 import os
 import sys
@@ -8,8 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from tqdm import tqdm
 from jaxspec.attention import CacheShape
 from jaxspec.config import ConfigError, ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.compiling import Compiling, is_ending, start
 from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import NO_GRAMMARS, Plan, Size, empty_plan
 from jaxspec.engine.device.score import score_chunks
@@ -127,7 +126,9 @@ class Programs:
         self._links = peer_links(mesh)
         self._no_slab = jax.device_put(NO_GRAMMARS, self._replicated)
         self._slab = slab or (lambda: self._no_slab)
+        # Threads that compile read these alone: the arrays are gone once it is closed.
         self._weights, self._state = _shapes(self.leaves), _shapes(state)
+        self._shape_without_slab = _shapes(self._no_slab)
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
@@ -136,6 +137,7 @@ class Programs:
         self._left: deque[Size] = deque()
         self._background: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._is_closed = False
         self.num_uncompiled = 0
         self._is_full = False
         self.when_compiled: Callable[[], object] = lambda: None
@@ -157,40 +159,30 @@ class Programs:
         lowered = {size: self._lower(size) for size in sizes}
         hidden = not progress or sys.stderr is None  # it is closed
         with (
-            ThreadPoolExecutor(max(len(lowered), 1)) as pool,
+            ExitStack() as interruptible,
             tqdm(total=len(lowered), desc="compile", unit="program", disable=hidden, leave=False) as bar,
         ):
-            futures = {
-                size: pool.submit(self._settings()(program.compile), self._compiler_options(size))
-                for size, program in lowered.items()
-            }
-            for size, future in futures.items():
-                self.compiled[size] = future.result()
+            every = {}
+            for size, program in lowered.items():
+                compile_it = partial(self._settings()(program.compile), self._compiler_options(size))
+                every[size] = interruptible.enter_context(Compiling(compile_it))
+            for size, compiling in every.items():
+                self.compiled[size] = compiling.future.result()
                 bar.update()
 
     def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order and after those that are still to be compiled,
-        until this object is garbage-collected."""
-        left, threads = self._left, []
+        until this object is closed or garbage-collected, or the process ends."""
+        left = self._left
         with self._lock:
+            if self._is_closed:
+                return
             self.num_uncompiled += len(sizes)
-        left.extend(sizes)
+            left.extend(sizes)
         # Each thread occupies a core, and serving needs some too.
         for _ in range(min(len(sizes), max((os.cpu_count() or 1) // 4, 1))):
-            thread = threading.Thread(
-                target=self._settings()(_compile_in_background),
-                args=(weakref.ref(self), left),
-                name="jaxspec-compile",
-                daemon=True,
-            )
-            thread.start()
-            threads.append(thread)
-        self._background += threads
-        # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
-        # one runs before JAX's.
-        stop = partial(_stop_compiling, left, threads)
-        weakref.finalize(self, stop).atexit = False
-        atexit.register(stop)
+            compile_rest = partial(self._settings()(_compile_in_background), weakref.ref(self), left)
+            self._background.append(start(compile_rest))
 
     def wait_compiled(self) -> None:
         """Waits until the background threads have compiled everything."""
@@ -212,9 +204,16 @@ class Programs:
 
     def close(self) -> None:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
-        self._left.clear()
+        with self._lock:
+            self._is_closed = True
+            self._left.clear()
         self.leaves.clear()
         self.__dict__.pop("_no_slab", None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can run any more."""
+        return self._is_closed
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
@@ -335,8 +334,12 @@ class Programs:
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "decode" if size.width else "scores" if size.scores else "prompts"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self._weights, self._state, words, _shapes(self.grammars(size)), self._links
+            self._weights, self._state, words, self._shape_of_grammars(size), self._links
         )
+
+    def _shape_of_grammars(self, size: Size) -> Any:
+        has_slab = size.constraints & Constraints.GRAMMAR
+        return _shapes(self._slab()) if has_slab else self._shape_without_slab
 
 
 def _check_has_exact_kernels(models: Models, config: ResolvedEngineConfig) -> None:
@@ -379,7 +382,7 @@ def memory_mappings() -> tuple[int, float]:
 
 def _compile_in_background(programs: "weakref.ref[Programs]", left: deque[Size]) -> None:
     with suppress(IndexError):
-        while (alive := programs()) is not None:
+        while (alive := programs()) is not None and not is_ending():
             size = left.popleft()
             # Larger programs serve the requests that a program left out would have served.
             try:
@@ -387,13 +390,7 @@ def _compile_in_background(programs: "weakref.ref[Programs]", left: deque[Size])
                     with compilation_cache():
                         alive.compile_one(size)
             except Exception as error:
-                _log.warning("the program for %s does not compile: %s", size, error)
+                if not alive.is_closed:  # it takes away the slab, for example
+                    _log.warning("the program for %s does not compile: %s", size, error)
             alive.one_less()
             del alive
-
-
-def _stop_compiling(left: deque[Size], threads: Sequence[threading.Thread]) -> None:
-    left.clear()
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()
