@@ -258,7 +258,7 @@ def logprobs(*counts):
             texts = [answer.prompt_token_ids + answer.token_ids for answer in answers]
             scores = engine.score(texts, top=20, hidden="last")
             told = scores.logprobs, scores.top_logprobs, scores.hidden["last"].sum(axis=-1)
-            samples = engine.sample(PROMPTS[0], n=2, max_new_tokens=4)
+            samples = engine.sample([PROMPTS[0]] * 2, max_new_tokens=4)
             result[f"{count} scores"] = [values.tolist() for values in told]
             result[f"{count} samples"] = [len(samples.tokens.devices()), samples.logprobs.tolist()]
     return result
@@ -434,7 +434,7 @@ def meshes(devices):
 
 def _fails_under(mesh, engine):
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("dp"))
-    samples = engine.sample(PROMPTS[0], n=2, max_new_tokens=4)
+    samples = engine.sample([PROMPTS[0]] * 2, max_new_tokens=4)
     theirs = jax.tree.map(
         lambda array: jax.device_put(np.array(array), split if array.shape[0] % 2 == 0 else whole),
         engine.weights,

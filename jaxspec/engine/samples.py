@@ -99,6 +99,7 @@ def generate_call(
     wanted = check_count("n", n)
     drawn = check_count("best_of", best_of, wanted)
     each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
+    _check_differ("n" if best_of is None else "best_of", drawn, each)
     each = each if best_of is None else list(map(with_logprobs, each))
     requests = make_samples(every, each, drawn, partial(make, **template), make, have_own=have_own)
 
@@ -132,6 +133,7 @@ def sample_call(
     every = as_prompts(prompts)
     count = check_count("n", n)
     each, have_own = params_of_prompts(params, sampling, None if is_one_prompt(prompts) else len(every))
+    _check_differ("n", count, each)
     if any(own.logprobs for own in each):
         raise OneLineError("logprobs: samples have those of their own tokens, and no others")
     each = list(map(with_logprobs, each))
@@ -213,6 +215,14 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise OneLineError(f"{name} must be an integer, {least} or more, got {value!r}")
     return int(value)
+
+
+def _check_differ(name: str, count: int, each: Sequence[SamplingParams]) -> None:
+    if count > 1 and not all(own.temperature for own in each):
+        raise OneLineError(
+            f"{name} is {count}, but at temperature 0 all answers to a prompt are equal; "
+            "give a temperature, such as 1.0"
+        )
 
 
 def _check_list(name: str, items: Sequence[Any], prompts: int | None) -> None:
