@@ -109,7 +109,8 @@ def entering(array: jax.Array) -> jax.Array:
     if own.mesh.size > 1 and set(own.mesh.axis_types) <= {AxisType.Auto}:
         return array
     mesh = Mesh(own.mesh.devices, own.mesh.axis_names)
-    return jax.device_put(array, placed(mesh, own.spec).with_memory_kind(own.memory_kind))
+    place = placed(mesh, own.spec)
+    return jax.device_put(array, place.with_memory_kind(own.memory_kind) if own.memory_kind else place)
 
 
 def leaving(array: np.ndarray, device: jax.Device) -> jax.Array:

@@ -20,6 +20,7 @@ import optax
 from flax import nnx
 
 from jaxspec.config.errors import at_least, positive
+from jaxspec.documents import plain_number
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.engine import Engine, Generation
@@ -103,6 +104,7 @@ def adapt(
     if batch_tokens is None:
         batch_tokens = 2048 if engine.core.device.platform == "cpu" else 16384
     at_least("batch_tokens", batch_tokens, 1)
+    epochs, batch_tokens = plain_number(epochs), plain_number(batch_tokens)
     conversations = Conversations.of(_conversations(answers))
     if not len(conversations):
         raise ValueError("adapt: no answer has two tokens, so that there is nothing to draft")
