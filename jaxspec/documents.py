@@ -18,6 +18,15 @@ def whole_number(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def plain(value: Any) -> Any:
+    """`plain_number` for a value, and for each item of a list, a tuple or an array of one axis."""
+    if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_number, value))
+    return plain_number(value)
+
+
 def levels(document: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yields all values of a document, one list per depth. Not recursive, so that any depth is safe."""
     containers: list[Any] = [document]

@@ -227,7 +227,7 @@ class _Run:
         self.oracle.renew()
         models = self.oracle.models
         self.config = replace(engine.config, batch_size=1, num_pages=engine.config.table_width)
-        mesh = engine.programs.leaves[0].sharding.mesh
+        mesh = engine.programs.mesh
         self.state = init_state(models.target, models.drafter, self.config, mesh=mesh)
         # With a slab of its own, as the engine's belongs to the engine's thread.
         self.grammars = GrammarStore(None, engine.vocab_size, (), replicated(mesh))

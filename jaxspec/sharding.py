@@ -15,13 +15,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 from jaxspec_kernels import collectives
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.rms_norm import add_rms_norm
 
 from jaxspec.config import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
-from jaxspec.jax_settings import Device, choose_devices
+from jaxspec.jax_settings import Device, choose_devices, own_settings
 
 
 def make_mesh(num_devices: int = 1, device: Device | None = None) -> Mesh:
@@ -39,8 +47,26 @@ def make_mesh(num_devices: int = 1, device: Device | None = None) -> Mesh:
 
 def sharding(
     mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
-) -> NamedSharding:
-    """The sharding of an array with these logical axes; None replicates it.
+) -> Sharding:
+    """The sharding of an array with these logical axes; see `partition`."""
+    return placed(mesh, partition(mesh, axes, shape))
+
+
+def placed(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> Sharding:
+    """The sharding of an array that is split over a mesh as `spec` says.
+
+    On one device it names no mesh, so that programs with an explicit mesh of their own can compute with the
+    array: JAX refuses those of another mesh there.
+    """
+    if isinstance(mesh, Mesh) and mesh.size == 1:
+        return SingleDeviceSharding(mesh.devices.flat[0])
+    return NamedSharding(mesh, spec)
+
+
+def partition(
+    mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]
+) -> PartitionSpec:
+    """How an array with these logical axes is split; None keeps it whole.
 
     A mesh axis splits one axis of the array: the first in the order of `config.AXIS_TO_MESH` that divides
     evenly. If none does, the array is replicated: with three key/value heads on two devices, both hold all of
@@ -57,7 +83,7 @@ def sharding(
         for i in (i for i, name in enumerate(axes) if name == axis):
             if over in mesh.shape and over not in spec and divides(mesh.shape[over], axis, shape[i]):
                 spec[i] = over
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    return PartitionSpec(*spec)
 
 
 def divides(devices: int, axis: str, size: int) -> bool:
@@ -65,9 +91,36 @@ def divides(devices: int, axis: str, size: int) -> bool:
     return size % (devices * AXIS_UNIT.get(axis, 1)) == 0
 
 
-def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> Sharding:
     """The sharding of an array that is whole on every device."""
-    return NamedSharding(mesh, PartitionSpec())
+    return placed(mesh, PartitionSpec())
+
+
+def entering(array: jax.Array) -> jax.Array:
+    """A caller's array without its mesh, so that our programs can take it; nothing is copied.
+
+    JAX computes with an array of an explicit mesh only under that mesh, and gives the results of a program
+    the mesh of its arguments.
+    """
+    own = array.sharding
+    if not isinstance(own, NamedSharding) or array.is_deleted():
+        return array
+    assert isinstance(own.mesh, Mesh)
+    if own.mesh.size > 1 and set(own.mesh.axis_types) <= {AxisType.Auto}:
+        return array
+    mesh = Mesh(own.mesh.devices, own.mesh.axis_names)
+    place = placed(mesh, own.spec)
+    return jax.device_put(array, place.with_memory_kind(own.memory_kind) if own.memory_kind else place)
+
+
+def leaving(array: np.ndarray, device: jax.Device) -> jax.Array:
+    """An array for the caller's program, as `jnp.asarray` would make it on this device.
+
+    It is not committed to the device, so JAX computes with it beside arrays of any device or mesh, and
+    under any mesh.
+    """
+    with own_settings(device):
+        return jnp.asarray(array)
 
 
 def shardings(tree: Any) -> Any:

@@ -6,6 +6,7 @@
     constraints DRAFTER@DEVICES ...
     loading FORMAT ...
     weights
+    meshes DEVICES
 
 JAX fixes the number of devices when it starts. `python tests/several_devices.py` reads such lines, each a
 list in JSON, and answers with one each; the tests do so through `run`.
@@ -257,7 +258,7 @@ def logprobs(*counts):
             texts = [answer.prompt_token_ids + answer.token_ids for answer in answers]
             scores = engine.score(texts, top=20, hidden="last")
             told = scores.logprobs, scores.top_logprobs, scores.hidden["last"].sum(axis=-1)
-            samples = engine.sample(PROMPTS[0], n=2, max_new_tokens=4)
+            samples = engine.sample([PROMPTS[0]] * 2, max_new_tokens=4)
             result[f"{count} scores"] = [values.tolist() for values in told]
             result[f"{count} samples"] = [len(samples.tokens.devices()), samples.logprobs.tolist()]
     return result
@@ -416,8 +417,54 @@ def split_otherwise(tensors, axis_type):
     }
 
 
+def meshes(devices):
+    """What fails, of all that a program with a mesh of two devices does with an engine over so many."""
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        target = write_target(Path(folder, "target"))
+        with jaxspec.load(
+            target, tensor_parallel=int(devices), progress=False, sampling_modes=("greedy",), **SIZES
+        ) as engine:
+            for axis_type in (AxisType.Auto, AxisType.Explicit):
+                mesh = jax.make_mesh((2,), ("dp",), axis_types=(axis_type,), devices=jax.devices()[:2])
+                with jax.set_mesh(mesh):
+                    failed += [[str(axis_type), *each] for each in _fails_under(mesh, engine)]
+    return {devices: failed}
+
+
+def _fails_under(mesh, engine):
+    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("dp"))
+    samples = engine.sample([PROMPTS[0]] * 2, max_new_tokens=4)
+    theirs = jax.tree.map(
+        lambda array: jax.device_put(np.array(array), split if array.shape[0] % 2 == 0 else whole),
+        engine.weights,
+    )
+    expected = engine.generate(PROMPTS[0], max_new_tokens=4).token_ids
+
+    def answers_as_before():
+        assert engine.generate(jnp.asarray(PROMPTS[0]), max_new_tokens=4).token_ids == expected
+
+    does = {
+        "sum": lambda: samples.logprobs.sum(),
+        "jit": lambda: jax.jit(lambda x, mask: jnp.where(mask, x, 0).sum())(samples.logprobs, samples.mask),
+        "grad": lambda: jax.grad(lambda x: (x * x).sum())(samples.logprobs),
+        "group": lambda: samples.tokens.reshape(1, 2, -1)[0],
+        "beside": lambda: samples.logprobs * jax.device_put(np.ones((2, 1), np.float32), split),
+        "put": lambda: jax.tree.map(jnp.sum, jax.device_put(engine.weights, whole)),
+        "score": lambda: engine.score(samples.tokens, lengths=samples.lengths),
+        "update": lambda: (engine.update_weights(theirs), answers_as_before()),
+        "update with its own": lambda: (engine.update_weights(engine.weights), answers_as_before()),
+    }
+    for name, do in does.items():
+        try:
+            do()
+        except Exception as error:
+            yield name, repr(error)[:300]
+
+
 PROGRAMS = {
-    program.__name__: program for program in (pairs, families, logprobs, constraints, loading, weights)
+    program.__name__: program
+    for program in (pairs, families, logprobs, constraints, loading, weights, meshes)
 }
 
 if __name__ == "__main__":

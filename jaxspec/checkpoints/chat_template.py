@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.messages import as_messages
+from jaxspec.documents import plain_number
 from jaxspec.interpreter import python_interpreter
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -81,11 +82,19 @@ def render_chat(
 def _ask(template: str, variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
     question = {"template": template, "variables": variables, "arguments": arguments}
     try:
-        request = json.dumps(question, ensure_ascii=False)
+        request = json.dumps(question, ensure_ascii=False, default=_as_number)
     except (TypeError, ValueError, RecursionError) as error:
         what = "messages and chat_template_kwargs" if arguments else "messages"
         raise CheckpointError(f"{what} cannot be written as JSON: {error}") from None
     return _process.ask(request)
+
+
+def _as_number(value: Any) -> Any:
+    """A number of NumPy as Python's."""
+    number = plain_number(value)
+    if number is value:
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return number
 
 
 def _known_to(template: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -79,7 +79,9 @@ def array_tensors(arrays: Mapping[str, Any], names: Names | None, what: str) -> 
         name, axes = (found, None) if isinstance(found, str) else found
         groups = None
         if axes is not None:
-            groups = tuple((axis,) if isinstance(axis, int) else tuple(axis) for axis in axes)
+            groups = tuple(
+                (int(axis),) if isinstance(axis, int | np.integer) else tuple(axis) for axis in axes
+            )
         in_groups = None if groups is None else sorted(axis for group in groups for axis in group)
         if in_groups not in (None, list(range(array.ndim))):
             raise CheckpointError(f"{what}: {own!r} has {array.ndim} axes, names gives the order {axes}")

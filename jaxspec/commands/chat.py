@@ -43,7 +43,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         params = sampling_params(args, args.model)
         system = [] if args.system is None else [_turn("system", args.system)]
-        _chat(load_engine(args, params), params, system, prompt_options(args))
+        engine = load_engine(args, params)
+    except OneLineError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    try:
+        _chat(engine, params, system, prompt_options(args))
     except OneLineError as error:
         return report(error)
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
 
-from jaxspec.config.errors import ConfigError, at_least
+from jaxspec.config.errors import ConfigError, at_least, use_plain_values
 from jaxspec.errors import page
 from jaxspec.registry import Registry
 
@@ -65,6 +65,7 @@ class DrafterConfig:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         if self.kind not in DRAFTERS:
             known = ", ".join(DRAFTERS)
             raise ConfigError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from jaxspec.config.errors import ConfigError, at_least
+from jaxspec.config.errors import ConfigError, at_least, use_plain_values
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class EngineConfig:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         for name in ("batch_size", "page_size", "tensor_parallel"):
             at_least(f"engine.{name}", getattr(self, name), 1)
         for name in (

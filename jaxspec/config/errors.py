@@ -1,17 +1,26 @@
 """The error of a bad configuration: one line that names the key."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxspec.documents import plain, plain_number
 from jaxspec.errors import ConfigError
 
 INT32_MAX = 2**31 - 1
 """The largest int32, in which the device counts."""
 
 
+def use_plain_values(config: Any) -> None:
+    """Replaces the numbers and arrays of NumPy or JAX in a frozen dataclass by Python's."""
+    for each in dataclasses.fields(config):
+        object.__setattr__(config, each.name, plain(getattr(config, each.name)))
+
+
 def at_least(name: str, value: Any, minimum: int, maximum: int = INT32_MAX) -> None:
-    """Raises ConfigError, naming `name`, unless the value is an int from `minimum` to `maximum`."""
+    """Raises ConfigError, naming `name`, unless the value is an integer from `minimum` to `maximum`."""
+    value = plain_number(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ConfigError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
     if value > maximum:

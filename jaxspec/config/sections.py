@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.config.errors import ConfigError
-from jaxspec.documents import plain_number
+from jaxspec.documents import plain
 
 
 def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
@@ -36,7 +36,7 @@ def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, An
     if not isinstance(values, Mapping):
         raise ConfigError(f"{section} must be a mapping of keys to values, got {values!r}")
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    values = {key: plain_number(value) for key, value in values.items()}
+    values = {key: plain(value) for key, value in values.items()}
     for key, value in values.items():
         if key not in fields:
             raise ConfigError(f"unknown key {section}.{key}; known: {', '.join(fields)}")

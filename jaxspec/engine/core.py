@@ -21,6 +21,7 @@ from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
 from jaxspec.engine.adaptive_k import AdaptiveK, times_file
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.compiling import Compiling
 from jaxspec.engine.counters import Counters
 from jaxspec.engine.device.outcome import PackedOutcomes, read_outcomes, results
 from jaxspec.engine.device.plan import Size, empty_plan, pack
@@ -472,20 +473,11 @@ class EngineCore:
 
     def _unless_closed(self, compile_programs: Callable[[], None]) -> None:
         """Runs it in a thread of its own, since it cannot be interrupted; waits for it or for `close`."""
-        compiled = Future[None]()
-
-        def run() -> None:
-            try:
-                compile_programs()
-                compiled.set_result(None)
-            except BaseException as error:  # the client waits for it
-                compiled.set_exception(error)
-
-        threading.Thread(target=run, name="jaxspec-prepare").start()
-        wait([compiled, self._closed], return_when=FIRST_COMPLETED)
-        if not compiled.done():
-            raise self.error or EngineError("the engine is closed")
-        compiled.result()
+        with Compiling(compile_programs, name="jaxspec-prepare") as compiling:
+            wait([compiling.future, self._closed], return_when=FIRST_COMPLETED)
+            if not compiling.future.done():
+                raise self.error or EngineError("the engine is closed")
+            compiling.future.result()
 
     def _prepare(self, wanted: Asked, modes: set[SamplingMode]) -> None:
         with self._preparing:

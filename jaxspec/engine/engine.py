@@ -264,7 +264,8 @@ class Engine:
             goes on where it ends; the Generation has what follows.
           special_tokens_as_text: special tokens that somebody wrote in a text, a message or an argument of
             the template are taken as text; only the template's own are tokens.
-          n: the number of samples of each prompt; None is one, which is not in a list.
+          n: the number of samples of each prompt; None is one, which is not in a list. More than one need a
+            temperature above 0.
           best_of: draw so many samples of each prompt, at least n, and return those with the largest
             `Generation.mean_logprob`, the best first. They have log-probabilities, asked for or not.
 
@@ -305,7 +306,7 @@ class Engine:
         special_tokens_as_text: bool = False,
         **sampling: Any,
     ) -> Samples:
-        """Draws samples for a training step, as arrays on the engine's devices.
+        """Draws samples for a training step, as arrays of JAX.
 
         Args:
           prompts, params, n, raw, chat_template_kwargs, continue_final_message, special_tokens_as_text: as in

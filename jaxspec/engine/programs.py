@@ -1,6 +1,5 @@
 """The compiled programs: a few when an engine is loaded, further sizes in the background."""
 
-import atexit
 import logging
 import os
 import sys
@@ -8,8 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from tqdm import tqdm
 from jaxspec.attention import CacheShape
 from jaxspec.config import ConfigError, ResolvedEngineConfig
 from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.compiling import Compiling, is_ending, start
 from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
 from jaxspec.engine.device.plan import NO_GRAMMARS, Plan, Size, empty_plan
 from jaxspec.engine.device.score import score_chunks
@@ -127,7 +126,9 @@ class Programs:
         self._links = peer_links(mesh)
         self._no_slab = jax.device_put(NO_GRAMMARS, self._replicated)
         self._slab = slab or (lambda: self._no_slab)
+        # Threads that compile read these alone: the arrays are gone once it is closed.
         self._weights, self._state = _shapes(self.leaves), _shapes(state)
+        self._shape_without_slab = _shapes(self._no_slab)
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
@@ -138,6 +139,7 @@ class Programs:
         self._changed = threading.Condition()
         self._compiling: set[Size] = set()
         self._num_urgent = 0
+        self._is_closed = False
         self.num_uncompiled = 0
         self._is_full = False
         self.when_compiled: Callable[[], object] = lambda: None
@@ -197,43 +199,30 @@ class Programs:
         lowered = {size: self._lower(size) for size in sizes}
         hidden = not progress or sys.stderr is None  # it is closed
         with (
-            ThreadPoolExecutor(max(len(lowered), 1)) as pool,
+            ExitStack() as interruptible,
             tqdm(total=len(lowered), desc="compile", unit="program", disable=hidden, leave=False) as bar,
         ):
-            futures = {
-                size: pool.submit(self._settings()(program.compile), self._compiler_options(size))
-                for size, program in lowered.items()
-            }
-            for size, future in futures.items():
-                self.compiled[size] = future.result()
+            every = {}
+            for size, program in lowered.items():
+                compile_it = partial(self._settings()(program.compile), self._compiler_options(size))
+                every[size] = interruptible.enter_context(Compiling(compile_it))
+            for size, compiling in every.items():
+                self.compiled[size] = compiling.future.result()
                 bar.update()
 
     def compile_in_background(self, sizes: Sequence[Size]) -> None:
         """Compiles these in background threads, in this order and after those that are still to be compiled,
-        until this object is garbage-collected. Those that are compiled by then are passed over."""
+        until this object is closed or garbage-collected, or the process ends. Those that are compiled by then
+        are passed over."""
         with self._changed:
+            if self._is_closed:
+                return
             self.num_uncompiled += len(sizes)
             self._left.extend(sizes)
             # Each thread occupies a core, and serving needs some too.
             most = max((os.cpu_count() or 1) // 4, 1) - len(self._background)
-            threads = [
-                threading.Thread(
-                    target=self._settings()(_compile_in_background),
-                    args=(weakref.ref(self),),
-                    name="jaxspec-compile",
-                    daemon=True,
-                )
-                for _ in range(min(len(sizes), most))
-            ]
-            self._background += threads
-            for thread in threads:
-                thread.start()
-        if threads:
-            # A process that exits while XLA compiles may crash. Exit handlers run last in, first out, so this
-            # one runs before JAX's.
-            stop = partial(_stop_compiling, self._left, threads)
-            weakref.finalize(self, stop).atexit = False
-            atexit.register(stop)
+            compile_rest = partial(self._settings()(_compile_in_background), weakref.ref(self))
+            self._background += [start(compile_rest) for _ in range(min(len(sizes), most))]
 
     def wait_compiled(self) -> None:
         """Waits until the background threads have compiled everything."""
@@ -255,9 +244,16 @@ class Programs:
 
     def close(self) -> None:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
-        self._left.clear()
+        with self._changed:
+            self._is_closed = True
+            self._left.clear()
         self.leaves.clear()
         self.__dict__.pop("_no_slab", None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can run any more."""
+        return self._is_closed
 
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
@@ -397,8 +393,12 @@ class Programs:
         program = on_shards(program, self.mesh, places, (kept, self._replicated))
         program.__name__ = "decode" if size.width else "scores" if size.scores else "prompts"
         return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self._weights, self._state, words, _shapes(self.grammars(size)), self._links
+            self._weights, self._state, words, self._shape_of_grammars(size), self._links
         )
+
+    def _shape_of_grammars(self, size: Size) -> Any:
+        has_slab = size.constraints & Constraints.GRAMMAR
+        return _shapes(self._slab()) if has_slab else self._shape_without_slab
 
 
 def _check_has_exact_kernels(models: Models, config: ResolvedEngineConfig) -> None:
@@ -440,18 +440,12 @@ def memory_mappings() -> tuple[int, float]:
 
 
 def _compile_in_background(programs: "weakref.ref[Programs]") -> None:
-    while (alive := programs()) is not None and (size := alive.next_left()) is not None:
+    while (alive := programs()) is not None and not is_ending() and (size := alive.next_left()) is not None:
         # Larger programs serve the requests that a program left out would have served.
         try:
             alive.compile_next(size)
         except Exception as error:
-            _log.warning("the program for %s does not compile: %s", size, error)
+            if not alive.is_closed:  # it takes away the slab, for example
+                _log.warning("the program for %s does not compile: %s", size, error)
         alive.one_less()
         del alive
-
-
-def _stop_compiling(left: deque[Size], threads: Sequence[threading.Thread]) -> None:
-    left.clear()
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()

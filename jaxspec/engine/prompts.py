@@ -8,6 +8,7 @@ import numpy as np
 from jaxspec.checkpoints import Tokenizer
 from jaxspec.checkpoints.chat_template import check_arguments
 from jaxspec.checkpoints.messages import as_messages
+from jaxspec.documents import plain_number
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """A string, token ids (an array of NumPy or JAX works too), or chat messages, as `as_messages` reads them."""
@@ -100,7 +101,7 @@ def encode_prompt(
         ("continue_final_message", continue_final_message),
         ("special_tokens_as_text", special_tokens_as_text),
     ):
-        if not isinstance(flag, bool):
+        if not isinstance(plain_number(flag), bool):
             raise ValueError(f"{name} must be True or False, got {flag!r}")
     prompt = _without_arrays(prompt)
     if not _is_list(prompt):

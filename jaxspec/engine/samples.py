@@ -17,7 +17,7 @@ from jaxspec.engine.host.request import Request
 from jaxspec.engine.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import SamplingParams, sample_seed
-from jaxspec.sharding import replicated
+from jaxspec.sharding import leaving
 
 Params = SamplingParams | Mapping[str, Any] | None
 """How to sample: `SamplingParams` or a mapping of its fields."""
@@ -50,7 +50,10 @@ def params_of_prompts(
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples as arrays on the engine's devices, whole on each, for a training step.
+    """Samples as arrays for a training step: plain ones on the engine's first device, as `jnp.asarray` makes.
+
+    They compute beside arrays of any mesh, and under any mesh (`jax.set_mesh`): JAX puts them where the
+    others are.
 
     A row is a prompt and its answer, padded behind. So one forward pass over `tokens` gives the logits of
     every answer's tokens: those of token t are at t - 1, and the loss takes `mask[:, 1:]`. N is the number of
@@ -96,6 +99,7 @@ def generate_call(
     wanted = check_count("n", n)
     drawn = check_count("best_of", best_of, wanted)
     each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
+    _check_differ("n" if best_of is None else "best_of", drawn, each)
     each = each if best_of is None else list(map(with_logprobs, each))
     requests = make_samples(every, each, drawn, partial(make, **template), make, have_own=have_own)
 
@@ -129,6 +133,7 @@ def sample_call(
     every = as_prompts(prompts)
     count = check_count("n", n)
     each, have_own = params_of_prompts(params, sampling, None if is_one_prompt(prompts) else len(every))
+    _check_differ("n", count, each)
     if any(own.logprobs for own in each):
         raise OneLineError("logprobs: samples have those of their own tokens, and no others")
     each = list(map(with_logprobs, each))
@@ -149,7 +154,7 @@ def sample_call(
             tokens[i, :stop] = answer.prompt_token_ids + answer.token_ids
             mask[i, start:stop] = True
             logprobs[i, start:stop] = answer.logprobs
-        put = partial(jax.device_put, device=replicated(engine.programs.mesh))
+        put = partial(leaving, device=engine.core.device)
         sizes = put(prompt_lengths), put(lengths)
         return Samples(put(tokens), put(mask), put(logprobs), *sizes, version, list(generations))
 
@@ -210,6 +215,14 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise OneLineError(f"{name} must be an integer, {least} or more, got {value!r}")
     return int(value)
+
+
+def _check_differ(name: str, count: int, each: Sequence[SamplingParams]) -> None:
+    if count > 1 and not all(own.temperature for own in each):
+        raise OneLineError(
+            f"{name} is {count}, but at temperature 0 all answers to a prompt are equal; "
+            "give a temperature, such as 1.0"
+        )
 
 
 def _check_list(name: str, items: Sequence[Any], prompts: int | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxspec.documents import plain_number
+from jaxspec.documents import plain, plain_number
 from jaxspec.engine.calls import Call, check_answers
 from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.host.request import Request
@@ -62,7 +62,8 @@ def score_call(
     if not params.temperature:
         raise OneLineError(f"temperature must be above 0, got {temperature!r}")
     num_top = min(_top(top), vocab_size)
-    names = (hidden,) if isinstance(hidden, int | str) else tuple(hidden)
+    wanted = plain(hidden)
+    names = tuple(wanted) if isinstance(wanted, list | tuple) else (wanted,)
     index_of = {name: _layer(name, num_layers) for name in names}
     layers = tuple(sorted(set(index_of.values())))
     report = Logprobs.TOP if num_top else Logprobs.CHOSEN
@@ -153,7 +154,7 @@ def _layer(name: Any, num_layers: int) -> int:
     """The number of a hidden state, as in `Size.layers`."""
     if name == "last":
         return num_layers + 1
-    if not isinstance(name, int | np.integer) or isinstance(name, bool) or not 0 <= name <= num_layers:
+    if type(name) is not int or not 0 <= name <= num_layers:
         raise OneLineError(f"hidden must be of 0 to {num_layers} and 'last', got {name!r}")
     return int(name)
 

@@ -81,7 +81,7 @@ class GrammarStore:
         self._num_pages = pages or num_pages(vocab_size)
         self.size = self._num_pages * PAGE
         self.slab = _no_slab()
-        self._is_lost = False
+        self._is_lost = self._is_closed = False
         self._lock = Lock()
         self._compiled: OrderedDict[Grammar, PlacedGrammar] = OrderedDict()
         self._placed: OrderedDict[PlacedGrammar, None] = OrderedDict()
@@ -131,7 +131,7 @@ class GrammarStore:
     def prepare(self) -> None:
         """Makes the slab and compiles what writes it; later calls do nothing."""
         with self._lock:
-            if self.slab.size:
+            if self.slab.size or self._is_closed:
                 return
             write = jax.jit(_write, donate_argnums=0, out_shardings=self._sharding)
             slab, page, place = (
@@ -140,6 +140,8 @@ class GrammarStore:
             )
             self._write = write.lower(slab, page, place).compile()
             self.slab = self._empty()
+            if self._is_closed:  # by another thread, meanwhile
+                self.slab = _no_slab()
 
     def _empty(self) -> jax.Array:
         slab = jax.jit(lambda: jnp.zeros(self.size, jnp.int32), out_shardings=self._sharding)()
@@ -176,6 +178,7 @@ class GrammarStore:
 
     def close(self) -> None:
         """Frees the slab."""
+        self._is_closed = True
         self.slab = _no_slab()
 
     def _find(self, pages: int) -> int | None:

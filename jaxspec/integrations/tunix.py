@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -19,6 +18,7 @@ from jaxspec.engine import Engine, Generation
 from jaxspec.errors import optional
 from jaxspec.integrations.tunix_names import tunix_names
 from jaxspec.sampling import SamplingParams, sample_seed
+from jaxspec.sharding import leaving
 
 base_rollout: Any = optional("tunix.rl.rollout.base_rollout", extra="tunix")
 
@@ -124,7 +124,7 @@ class JaxspecRollout(base_rollout.BaseRollout):
         logprobs = np.zeros(rows[1].shape, np.float32)
         for i, (text, answer) in enumerate(zip(texts, completions, strict=True)):
             logprobs[i, rows[1][i] != self.pad_id()] = scores.logprobs[i, len(text) - len(answer) : len(text)]
-        return jnp.asarray(logprobs)
+        return leaving(logprobs, self.engine.core.device)
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
         """Puts the policy's new weights into the engine, and adapts the head if that was asked for.

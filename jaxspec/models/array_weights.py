@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jaxspec.checkpoints import CheckpointError, TensorSource
 from jaxspec.checkpoints.finite import is_finite
 from jaxspec.checkpoints.memory import ArrayTensor, in_order
 from jaxspec.models.parameters import Source, Whole
-from jaxspec.sharding import replicated
+from jaxspec.sharding import entering, replicated
 
 Parameters = list[tuple[nnx.Variable, list[TensorSource]]]
 
@@ -51,7 +51,7 @@ def flatten(tree: Any) -> dict[str, Any]:
             raise CheckpointError(
                 f"weights: {path or 'the tree'!r} is not an array but {type(leaf).__name__}"
             )
-    return leaves
+    return {path: entering(leaf) if isinstance(leaf, jax.Array) else leaf for path, leaf in leaves.items()}
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -211,10 +211,10 @@ class Conversion:
     source: Source
     axes: tuple[Any, ...]
     dtype: np.dtype
-    place: NamedSharding
+    place: Sharding
 
     @staticmethod
-    def of(variable: nnx.Variable, stored: Sequence[TensorSource], place: NamedSharding) -> "Conversion":
+    def of(variable: nnx.Variable, stored: Sequence[TensorSource], place: Sharding) -> "Conversion":
         """That of a parameter whose tensors are arrays of JAX."""
         axes = tuple(tensor.axes for tensor in stored if isinstance(tensor, ArrayTensor))
         source: Any = source_of(variable, stored)
@@ -263,20 +263,20 @@ def _unnamed(source: Any) -> Any:
     return dataclasses.replace(source, **changes)
 
 
-def _near(array: jax.Array, place: NamedSharding) -> jax.Array:
+def _near(array: jax.Array, place: Sharding) -> jax.Array:
     """The array on the devices of `place`; as it is if it is there, however it is split."""
-    assert isinstance(place.mesh, Mesh)
-    own, devices = array.sharding, tuple(place.mesh.devices.flat)
-    if own.memory_kind == place.memory_kind:
-        if isinstance(own, NamedSharding) and tuple(own.mesh.devices.flat) == devices:
-            if set(own.mesh.axis_types) <= {AxisType.Auto}:
-                return array
-            # JAX would not let a program reshape an array whose mesh is explicit.
-            mesh = Mesh(own.mesh.devices, own.mesh.axis_names)
-            return jax.device_put(array, NamedSharding(mesh, own.spec))
-        if len(devices) == 1 and own.device_set == set(devices):
-            return array
-    return jax.device_put(array, replicated(place.mesh))
+    own = array.sharding
+    if own.memory_kind == place.memory_kind and _in_order_of(own) == _in_order_of(place) != ():
+        return array
+    mesh = getattr(place, "mesh", None)
+    return jax.device_put(array, place if mesh is None else replicated(mesh))
+
+
+def _in_order_of(sharding: Sharding) -> tuple[jax.Device, ...]:
+    """The devices of a sharding in their order; empty where that is not public."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return tuple(sharding.mesh.devices.flat)
+    return tuple(sharding.device_set) if len(sharding.device_set) == 1 else ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,14 +7,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight, pack_codes, stack_codes
 
 from jaxspec.checkpoints import TensorSource
 from jaxspec.checkpoints.codes import Codes, CodeSource
 from jaxspec.models.expert_sources import Stacked
 from jaxspec.models.parameters import Fused, Projection, Source, row_order
-from jaxspec.sharding import replicated, sharding
+from jaxspec.sharding import partition, placed, replicated
 
 _ZERO = 8
 
@@ -159,7 +159,7 @@ def coded_sharding(
     Args:
       axes: the logical axes of the dense weight; None puts all of it on every device.
     """
-    spec = tuple(sharding(mesh, axes, weight.shape).spec)
+    spec = tuple(partition(mesh, axes, weight.shape))
     count = 1 if isinstance(weight, CodedExperts) else 0  # axes before the inputs
     inner = 0 if isinstance(weight, CodedExperts) else len(weight.inner)
     first, inputs, outputs = spec[:count], spec[count], spec[count + 1 + inner :]
@@ -174,8 +174,8 @@ def coded_sharding(
         return None
     if outputs[-1] and weight.codes.shape[-4] % parts:
         return None
-    codes = NamedSharding(mesh, PartitionSpec(*first, *outputs, inputs))
-    scale = NamedSharding(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
+    codes = placed(mesh, PartitionSpec(*first, *outputs, inputs))
+    scale = placed(mesh, PartitionSpec(*first, inputs if groups > 1 else None, *outputs))
     if weight.offset is not None:
         return replace(weight, codes=codes, scale=scale, offset=scale)  # type: ignore[arg-type]
     if order is not None:

@@ -39,7 +39,7 @@ from jaxspec.models.mtp_names import NEXT_LAYER
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
 from jaxspec.models.parameters import HeadRows, NoKeys, Rows, Source
 from jaxspec.models.registry import FAMILIES
-from jaxspec.sharding import make_mesh, sharding
+from jaxspec.sharding import make_mesh, partition, sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -103,7 +103,7 @@ class ModulePlan(Generic[Module]):
             with ThreadPoolExecutor(_PACKED_AT_ONCE) as pool:
                 cut: list[str] = []
                 put = partial(self._put_packed, read=read, mesh=mesh, is_split=is_split, cut=cut)
-                is_put = list(pool.map(put, self.parameters))
+                is_put = list(pool.map(own_settings(mesh.devices.flat[0])(put), self.parameters))
             if cut:
                 reason = f"{mesh.size} devices would cut their blocks"
                 warnings.warn(f"{self.name}: expanded, because {reason}: {_shown(cut)}", stacklevel=2)
@@ -140,7 +140,7 @@ class ModulePlan(Generic[Module]):
         for variable, stored in self.parameters:
             source, array = variable.get_metadata("source"), variable.get_value()
             axes = variable.get_metadata("axes")
-            spec = sharding(mesh, axes, array.shape).spec
+            spec = partition(mesh, axes, array.shape)
             by = next((str(axis) for axis, over in zip(axes or (), spec, strict=False) if over), None)
             where = "whole" if by is None else f"cut by {by}"
             weight = stored_weight(source, array.shape, array.dtype, stored, codes=True)

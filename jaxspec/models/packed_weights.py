@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxspec_kernels.expert_matmul import (
     MAX_SCALE,
     Mxfp4Weight,
@@ -31,7 +31,7 @@ from jaxspec.config import ConfigError
 from jaxspec.models.coded_weights import coded_experts, coded_sharding, coded_weight
 from jaxspec.models.expert_sources import InterleavedGateUp, Stacked, tensor_per_expert
 from jaxspec.models.parameters import Fused, Projection, Rows, Source, Whole, row_order
-from jaxspec.sharding import replicated, sharding
+from jaxspec.sharding import partition, placed, replicated
 
 Activations = Literal["int8", "float32", "float8_e4m3fn"]
 Packed = PackedWeight | PackedRows | PackedExperts | Mxfp4Weight | CodedWeight | CodedExperts
@@ -157,10 +157,11 @@ def packed_sharding(
         return coded_sharding(weight, mesh, axes)
     if not isinstance(weight, Mxfp4Weight):
         return jax.tree.map(lambda _: replicated(mesh), weight)
-    scale = sharding(mesh, axes, weight.shape)
-    experts, inputs, *outputs = scale.spec
+    spec = partition(mesh, axes, weight.shape)
+    experts, inputs, *outputs = spec
     # One block per scale is the unit of the split, so that inputs are cut only between blocks.
-    return Mxfp4Weight(NamedSharding(mesh, PartitionSpec(experts, *outputs, inputs)), scale)  # type: ignore[arg-type]
+    values, scale = placed(mesh, PartitionSpec(experts, *outputs, inputs)), placed(mesh, spec)
+    return Mxfp4Weight(values, scale)  # type: ignore[arg-type]
 
 
 def floats_of(weight: Packed) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ import optax
 from flax import nnx
 
 from jaxspec.config.errors import at_least, positive
+from jaxspec.documents import plain_number
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.engine import Engine, Generation
@@ -103,6 +104,7 @@ def adapt(
     if batch_tokens is None:
         batch_tokens = 2048 if engine.core.device.platform == "cpu" else 16384
     at_least("batch_tokens", batch_tokens, 1)
+    epochs, batch_tokens = plain_number(epochs), plain_number(batch_tokens)
     conversations = Conversations.of(_conversations(answers))
     if not len(conversations):
         raise ValueError("adapt: no answer has two tokens, so that there is nothing to draft")
@@ -154,7 +156,7 @@ class _TrainedHead:
         self._graphs = nnx.split(engine.drafter)[0], nnx.split(engine.target)[0]
         self._dtype = jnp.dtype(engine.config.dtype)
         # For the first state and for those that follow: from another place, the program would be another.
-        self._place = replicated(engine.programs.leaves[0].sharding.mesh)
+        self._place = replicated(engine.programs.mesh)
         self._programs: dict[TrainConfig, tuple[optax.GradientTransformation, Any]] = {}
         self._in_place: dict[str, jax.Array] = {}
 
@@ -238,7 +240,7 @@ def _head_of(engine: Engine) -> _TrainedHead:
                 f"adapt: a drafter of class {type(drafter).__name__} cannot be trained; those of kind "
                 f"{', '.join(sorted(kinds))} can"
             )
-        devices = programs.leaves[0].sharding.mesh.size
+        devices = programs.mesh.size
         if devices > 1:
             raise ValueError(f"adapt: the engine's weights are split over {devices} devices; it needs one")
         check_dense(drafter, "drafter")

@@ -16,7 +16,7 @@ from jaxspec.config import (
     named_drafter,
     named_target,
 )
-from jaxspec.config.errors import all_of, at_least, positive
+from jaxspec.config.errors import all_of, at_least, positive, use_plain_values
 from jaxspec.config.toml import read_toml
 from jaxspec.sampling import SamplingParams
 
@@ -52,6 +52,7 @@ class PromptsConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         all_of("prompts.files", self.files, str, "names of files")
         all_of("prompts.held_out", self.held_out, str, "names of files")
         at_least("prompts.max_tokens", self.max_tokens, 1)
@@ -80,6 +81,7 @@ class ResponsesConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         if not self.temperatures:
             raise ConfigError("responses.temperatures must name at least one temperature")
         _check_temperatures("responses.temperatures", self.temperatures)
@@ -124,6 +126,7 @@ class HeadConfig:
     norm_output: bool = False
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         if self.intermediate_size is not None:
             at_least("head.intermediate_size", self.intermediate_size, 1)
         all_of("head.capture", self.capture, int, "indices of layers")
@@ -180,6 +183,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         for name in ("steps", "batch_size", "row_length", "warmup_steps", "validation_rows"):
             at_least(f"train.{name}", getattr(self, name), 0)
         at_least("train.seed", self.seed, 0, _MAX_SEED)
@@ -220,6 +224,7 @@ class AverageConfig:
     initial: float = 0.0
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         if not 0 <= self.initial < 1:
             raise ConfigError(f"average.initial must be from 0 to below 1, got {self.initial}")
 
@@ -243,6 +248,7 @@ class EvaluateConfig:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         all_of("evaluate.files", self.files, str, "names of files")
         _check_temperatures("evaluate.temperatures", self.temperatures)
         if not self.seeds:
@@ -272,6 +278,7 @@ class ExportConfig:
     command: str = ""
 
     def __post_init__(self) -> None:
+        use_plain_values(self)
         all_of("export.data", self.data, str, "texts")
 
 

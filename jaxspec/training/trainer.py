@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.jax_settings import Device, own_settings, training_devices
 from jaxspec.models.decoder import Decoder
-from jaxspec.sharding import on_shards, psum, replicated
+from jaxspec.sharding import on_shards, placed, psum, replicated
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.head import cast, is_trained
 from jaxspec.training.loss import StepSums, unrolled_loss
@@ -78,7 +78,7 @@ class Trainer:
 
     def _build(self, head: Eagle3, target: Decoder, config: TrainConfig) -> None:
         mesh = Mesh(np.asarray(self.devices), (_AXIS,))
-        self._split, self._copied = NamedSharding(mesh, PartitionSpec(_AXIS)), replicated(mesh)
+        self._split, self._copied = placed(mesh, PartitionSpec(_AXIS)), replicated(mesh)
         self.config = config
         self.operations_per_token = operations_per_token(
             target,

@@ -63,6 +63,22 @@ def test_the_best_have_the_largest_mean_log_probability(engine, prompts):
     ]
 
 
+@pytest.mark.parametrize("name", ["n", "best_of"])
+def test_several_answers_need_a_temperature(engine, name):
+    """At 0 they are equal; equal prompts in a list may be."""
+    problem = f"^{name} is 2, but at temperature 0 all answers to a prompt are equal"
+    some = [{"temperature": 1.0}, {"temperature": 0.0}]
+    for asked in ({"prompts": [1, 2]}, {"prompts": [[1], [2]], "params": some}):
+        with pytest.raises(ValueError, match=problem):
+            engine.generate(**asked, **{name: 2})
+    if name == "n":
+        with pytest.raises(ValueError, match=problem):
+            engine.sample([1, 2], n=2)
+    assert engine.generate([1, 2], **{name: 1}, max_new_tokens=2)
+    one, same = engine.generate([[1, 2], [1, 2]], max_new_tokens=4)
+    assert one.token_ids == same.token_ids
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -8,6 +8,7 @@ import asyncio
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -219,6 +220,20 @@ def test_answers_stream_meanwhile(tiny_engines, prompts, compiled, forward_of):
     for scores in scored:
         np.testing.assert_allclose(scores.logprobs, first.logprobs, atol=1e-5)
     assert len(scored) == 8
+
+
+def test_layers_may_be_numbers_of_numpy_and_jax(tiny_engines, prompts):
+    engine = tiny_engines.load("eagle3", 7)
+    expected = engine.score(prompts, hidden=(0, 1)).hidden
+    for hidden in ([np.int64(0), jnp.int32(1)], np.arange(2), jnp.arange(2)):
+        found = engine.score(prompts, hidden=hidden).hidden
+        assert list(map(type, found)) == [int, int]
+        np.testing.assert_array_equal(found[1], expected[1])
+    for hidden in (np.int64(1), jnp.int32(1)):
+        np.testing.assert_array_equal(engine.score(prompts, hidden=hidden).hidden[1], expected[1])
+    for hidden in (True, np.bool_(True), 1.5, np.float32(1), [None]):
+        with pytest.raises(ValueError, match=r"^hidden must be of 0 to "):
+            engine.score(prompts, hidden=hidden)
 
 
 def test_tasks_ask_for_scores_and_samples(tiny_engines, prompts, forward_of):

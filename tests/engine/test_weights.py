@@ -84,7 +84,7 @@ def test_after_twenty_updates_it_is_a_fresh_engine(engine, files, prompts, tmp_p
         answer = engine.generate(prompts[1], max_new_tokens=4)
         assert answer.weights_version == version + i + 1
         assert engine.score(prompts, top=2, hidden=1).weights_version == version + i + 1
-        assert engine.sample(prompts[1], n=2, max_new_tokens=4).weights_version == version + i + 1
+        assert engine.sample([prompts[1]] * 2, max_new_tokens=4).weights_version == version + i + 1
         del given, answer
         assert engine.wait_idle(timeout=60)
         sizes.append(sum(array.nbytes for array in jax.live_arrays()))

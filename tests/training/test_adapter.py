@@ -125,7 +125,8 @@ def test_a_second_call_goes_on_and_compiles_nothing(eagle3, compiled):
     compile_now(eagle3.programs)
     before = len(compiled)
     # Longer and shorter ones, in lists.
-    second = adapt(eagle3, [eagle3.generate(PROMPTS[:6], seed=4, n=3, max_new_tokens=40)], **LEARN)
+    longer = eagle3.generate(PROMPTS[:6], temperature=1.0, seed=4, n=3, max_new_tokens=40)
+    second = adapt(eagle3, [longer], **LEARN)
     assert compiled[before:] == []
     assert int(_HEADS[eagle3.programs].state.step) == 1 + second.updates
     assert second.weights_version == first.weights_version + 1
