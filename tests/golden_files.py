@@ -1,13 +1,16 @@
 """Reading `tests/goldens`, whose README describes the arrays."""
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
+from jaxspec.checkpoints.safetensors_files import open_safetensors
 
 FOLDER = Path(__file__).parent / "goldens"
 TARGETS = (
@@ -111,3 +114,25 @@ QUANTIZED = tuple(sorted(path.name for path in (FOLDER / "quantized").iterdir())
 
 def quantized_folder(case: str) -> Path:
     return FOLDER / "quantized" / case / "checkpoint"
+
+
+def quantized_copy(
+    tmp_path: Path,
+    case: str,
+    *,
+    tensors: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
+    """A quantised target with some tensors and settings changed; None removes a tensor."""
+    folder = tmp_path / "model"
+    shutil.copytree(quantized_folder(case), folder, dirs_exist_ok=True)
+    arrays = {name: tensor.read() for name, tensor in open_safetensors(quantized_folder(case)).items()}
+    for name, change in (tensors or {}).items():
+        array = arrays.pop(name, None)
+        if change is not None:
+            arrays[name] = change(array) if callable(change) else change
+    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {**config["quantization_config"], **(settings or {})}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder

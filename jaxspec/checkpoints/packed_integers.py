@@ -84,10 +84,15 @@ class PackedTensor(QuantizedTensor):
 
 
 class AwqTensor(PackedTensor):
-    """Words i32[in, out / 8], scales [groups, out], and words of zero points i32[groups, out / 8]."""
+    """Words i32[in, out / 8], scales [groups, out], and words of zero points i32[groups, out / 8].
+
+    Groups are adjacent inputs; some tools write so beside them.
+    """
 
     def read_codes(self) -> Codes:
         assert self.zero is not None
+        if self._read_group() is not None:
+            raise CheckpointError(f"the groups of {self.name!r} are not adjacent inputs, as AWQ has them")
         values, zero = (self._outputs(words.read()).T for words in (self.words, self.zero))
         return self._codes(np.ascontiguousarray(values), self.scale.read().T, zero)
 
@@ -117,8 +122,13 @@ class GptqTensor(PackedTensor):
 class CompressedTensor(PackedTensor):
     """Words i32[out, in / n], scales [out, groups], and words of zero points i32[out / n, groups].
 
-    Older files have zero points i8[out, groups], less half of the range.
+    Older files have zero points i8[out, groups], less half of the range. A group of -1 says that all groups
+    are adjacent inputs, whatever the others say.
     """
+
+    def _read_group(self) -> np.ndarray | None:
+        is_unset = self.group is not None and (self.group.read() == -1).any()
+        return None if is_unset else super()._read_group()
 
     def read_codes(self) -> Codes:
         outputs, inputs = self.shape
@@ -203,13 +213,15 @@ def expand_awq(
     for key in _matrices(tensors, ".qweight", name):
         part = Parts(expanded, key.removesuffix(".qweight"), ".qweight", name)
         words, scale, zero = (part.take(leaf) for leaf in (".qweight", ".scales", ".qzeros"))
+        order = part.find(".g_idx")
         inputs, outputs = words.shape[0], words.shape[1] * each
         size, groups = _groups(inputs, group, key, name)
         part.check(".qweight", words, "i", words.shape)
         part.check(".scales", scale, "f", (groups, outputs))
         part.check(".qzeros", zero, "i", (groups, words.shape[1]))
+        part.check(".g_idx", order, "i", (inputs,))
         expanded[f"{part.stem}.weight"] = AwqTensor(
-            (outputs, inputs), (1, size), key, bits, words, scale, zero
+            (outputs, inputs), (1, size), key, bits, words, scale, zero, order
         )
     return expanded
 

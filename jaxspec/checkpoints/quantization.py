@@ -8,6 +8,7 @@ from typing import Any
 from jaxspec.checkpoints.checkpoint import TensorSource
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.json_file import read_json
+from jaxspec.checkpoints.leftovers import without_leftovers
 from jaxspec.checkpoints.mxfp4 import expand_mxfp4
 from jaxspec.checkpoints.packed_integers import (
     BITS,
@@ -20,17 +21,22 @@ from jaxspec.checkpoints.scaled import expand_scaled, with_usual_scales
 
 Tensors = Mapping[str, TensorSource]
 
+_DENSE = ("dense", "fakequant")
+"""Formats of compressed-tensors for weights that are stored dense, beside their scales."""
+_WITHOUT_WEIGHTS = {"quant_method", "version", "sparsity_config", "transform_config"}
+"""Keys of a `compression_config` that say nothing about quantised weights."""
 _PACKED = {
     ".qweight": "GPTQ or AWQ",
     ".weight_packed": "compressed-tensors",
     ".weight.absmax": "bitsandbytes",
 }
 """Tensor-name suffixes of formats that a config may leave out."""
-_OF_ACTIVATIONS = (
-    *(".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point", ".weight_scale_ub"),
-    *(".activation_scale", ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale"),
-)
-"""Suffixes of tensors that say how activations and caches may be rounded. Here they are not."""
+_OLDER_FILES = ("quantize_config.json", "quant_config.json")
+"""Files of AutoGPTQ, and of AutoAWQ before it wrote into `config.json`; AutoGPTQ searches in this order."""
+_OLDER_NAMES = {"bits": "w_bit", "group_size": "q_group_size"}
+"""What AutoAWQ calls keys in its own files."""
+_OF_AWQ = (*_OLDER_NAMES.values(), "zero_point", "version")
+"""Keys that AutoGPTQ has not."""
 
 
 def expand_quantized(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> dict[str, TensorSource]:
@@ -44,19 +50,17 @@ def expand_quantized(tensors: Tensors, config: Mapping[str, Any], folder: Path) 
     Raises:
       CheckpointError: the format is not supported, or tensors do not belong together.
     """
-    settings = _settings(config, folder)
+    settings = _settings(tensors, config, folder)
     expanded = dict(tensors)
     if settings:
         method = settings.get("quant_method")
-        expand = _METHODS.get(method) if isinstance(method, str) else None
+        expand = _METHODS.get(method.lower()) if isinstance(method, str) else None
         if expand is None:
             raise CheckpointError(
                 f"{folder}: weights quantised by {method!r} (quant_method) are not supported; supported: "
-                f"{', '.join(_METHODS)}"
+                f"{', '.join(name for name in _METHODS if name != 'compressed_tensors')}"
             )
-        if method != "mxfp4":
-            expanded = {key: t for key, t in tensors.items() if not key.endswith(_OF_ACTIVATIONS)}
-        expanded = expand(expanded, settings, str(folder))
+        expanded = expand(without_leftovers(tensors, str(folder)), settings, str(folder))
     for key in expanded:
         for suffix, method in _PACKED.items():
             if key.endswith(suffix):
@@ -67,19 +71,42 @@ def expand_quantized(tensors: Tensors, config: Mapping[str, Any], folder: Path) 
     return expanded
 
 
-def _settings(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The `quantization_config`; empty if weights are not quantised."""
+def _settings(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The `quantization_config`, or what older tools wrote in its place; empty if nothing is quantised."""
     nested = config.get("text_config")
-    stated = config.get("quantization_config") or (
-        nested.get("quantization_config") if isinstance(nested, dict) else None
-    )
+    places = (config, nested if isinstance(nested, dict) else {})
+    if stated := next(
+        (place["quantization_config"] for place in places if place.get("quantization_config")), None
+    ):
+        settings = _object(stated, "quantization_config", folder)
+        of_modelopt = settings.get("quantization")
+        if "quant_method" not in settings and isinstance(of_modelopt, dict):
+            return {"quant_method": "modelopt", **of_modelopt}
+        return settings
+    if older := config.get("compression_config"):  # of compressed-tensors
+        return {"quant_method": "compressed-tensors", **_object(older, "compression_config", folder)}
+    # ModelOpt used to write a file of its own.
+    of_modelopt = read_json(folder / "hf_quant_config.json", default={}).get("quantization")
+    if isinstance(of_modelopt, dict):
+        return {"quant_method": "modelopt", **of_modelopt}
+    return _older_settings(folder) if any(key.endswith(".qweight") for key in tensors) else {}
+
+
+def _older_settings(folder: Path) -> Mapping[str, Any]:
+    """The settings in a file that AutoGPTQ or AutoAWQ wrote beside `config.json`; empty without one."""
+    files = (read_json(folder / name, default={}) for name in _OLDER_FILES)
+    stated = next(filter(None, files), {})
     if not stated:
-        # ModelOpt used to write a file of its own.
-        older = read_json(folder / "hf_quant_config.json", default={}).get("quantization")
-        return {"quant_method": "modelopt", **older} if isinstance(older, dict) else {}
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"{folder}: quantization_config must be an object, got {stated!r}")
-    return stated
+        return {}
+    if any(key in stated for key in _OF_AWQ):
+        return {"quant_method": "awq", **stated}
+    return {"quant_method": "gptq", "bits": 4, "group_size": -1, **stated}  # AutoGPTQ's defaults
+
+
+def _object(value: Any, key: str, folder: Path) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{folder}: {key} must be an object, got {value!r}")
+    return value
 
 
 def _mxfp4(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
@@ -93,18 +120,35 @@ def _fp8(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, 
 
 
 def _modelopt(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    if settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo") is not None:
+        return dict(tensors)  # only the cache is quantised
     algorithm = _choice(settings, "quant_algo", ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"), None, name)
     return expand_scaled(tensors, (128, 128) if algorithm == "FP8_PB_WO" else None, name)
 
 
 def _awq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    settings = _with_newer_names(settings, name)
     key = "version" if "version" in settings else "format"
     _choice(settings, key, ("gemm", "GEMM"), "gemm", name)
     bits = _choice(settings, "bits", (4,), 4, name)
     return expand_awq(tensors, bits, _group(settings, "group_size", name, default=128), name)
 
 
+def _with_newer_names(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The settings with AutoAWQ's older names replaced, which AutoGPTQ reads too."""
+    renamed = dict(settings)
+    for key, older in _OLDER_NAMES.items():
+        value = renamed.pop(older, None)
+        if value is None:
+            continue
+        if renamed.setdefault(key, value) != value:
+            raise _unsupported(name, older, value, f"the value of {key}, which is {renamed[key]!r}")
+    return renamed
+
+
 def _gptq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
+    settings = _with_newer_names(settings, name)
+    _choice(settings, "is_marlin_format", (False,), False, name)
     key = "checkpoint_format" if "checkpoint_format" in settings else "format"
     version = _choice(settings, key, ("gptq", "gptq_v2"), "gptq", name)
     bits = _choice(settings, "bits", BITS, None, name)
@@ -121,6 +165,8 @@ def _compressed(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dic
         if given and not (isinstance(given, dict) and given.get("format", None) == "dense"):
             raise _unsupported(name, key, given, "none")
     groups = settings.get("config_groups")
+    if not groups and (settings.get("kv_cache_scheme") or settings.keys() <= _WITHOUT_WEIGHTS):
+        return dict(tensors)
     if not isinstance(groups, dict) or not groups:
         raise _unsupported(name, "config_groups", groups, "an object of schemes")
     packed: list[Scheme] = []
@@ -131,6 +177,8 @@ def _compressed(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dic
         if not isinstance(weights, dict):
             raise _unsupported(name, f"{place}.weights", weights, "an object")
         stated = group.get("format") or settings.get("format")
+        if stated in _DENSE:
+            continue
         formats = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
         if stated not in formats:
             key = f"{place}.format" if group.get("format") else "format"
@@ -164,6 +212,7 @@ _METHODS: Mapping[str, Callable[[Tensors, Mapping[str, Any], str], dict[str, Ten
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,
+    "compressed_tensors": _compressed,
 }
 
 

@@ -28,10 +28,13 @@ class ScaledTensor(QuantizedTensor):
     """A matrix whose codes are stored as they are.
 
     Attributes:
+      key: its name, for messages.
       values: float8_e4m3fn or i8[out, in].
       scale: floats, in any shape with one for each block.
-      zero: i8 in the scale's shape, or None.
+      zero: in the scale's shape, or None. Only integers in i8 have others than zeros.
     """
+
+    key: str
 
     values: TensorSource
     scale: TensorSource
@@ -43,11 +46,23 @@ class ScaledTensor(QuantizedTensor):
 
     def read_codes(self) -> Codes:
         shape = _blocks(self.shape, self.block)
-        zero = None if self.zero is None else self.zero.read().reshape(shape)
+        zero = self._zeros(shape)
         scale = self.scale.read().reshape(shape)
         if scale.dtype == _POWERS_OF_TWO:
             scale = scale.astype(np.float32)
         return Codes(self.values.read(), scale, self.block, zero)
+
+    def _zeros(self, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The zero points; None if they are all zero, as those of symmetric schemes that some tools write."""
+        zero = None if self.zero is None else self.zero.read().reshape(shape)
+        if zero is None or not zero.any():
+            return None
+        if zero.dtype != np.int8 or self.values.dtype != np.int8:
+            raise CheckpointError(
+                f"the zero points of {self.key!r} are {zero.dtype}, not all zero, and beside "
+                f"{self.values.dtype}"
+            )
+        return zero
 
 
 def expand_scaled(
@@ -85,12 +100,12 @@ def expand_scaled(
             raise CheckpointError(f"{name}: tensor {wanted!r} is missing; {key!r} is {values.dtype}")
         scale, zero = expanded.pop(found[0]), expanded.pop(f"{key}{_ZERO}", None)
         shared = _shared(values, scale, block, key, found[0], name)
-        if zero is not None and (zero.shape != scale.shape or zero.dtype != np.int8):
+        if zero is not None and zero.shape != scale.shape:
             raise CheckpointError(
                 f"{name}: '{key}{_ZERO}' is {zero.dtype} of shape {list(zero.shape)}, expected int8 of "
                 f"{list(scale.shape)}"
             )
-        expanded[key] = ScaledTensor((values.shape[0], values.shape[1]), shared, values, scale, zero)
+        expanded[key] = ScaledTensor((values.shape[0], values.shape[1]), shared, key, values, scale, zero)
     return expanded
 
 

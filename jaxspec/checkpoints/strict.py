@@ -45,7 +45,10 @@ class StrictTensors:
         """
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise CheckpointError(f"{self._name}: tensor {name!r} is missing; expected shape {list(shape)}")
+            raise CheckpointError(
+                f"{self._name}: tensor {name!r} is missing; expected shape {list(shape)}"
+                + hint_of_prefix(self._tensors, name)
+            )
         if tuple(tensor.shape) != tuple(shape):
             raise CheckpointError(
                 f"{self._name}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}"
@@ -62,19 +65,46 @@ class StrictTensors:
         self._open = {n for n in self._open if not any(fnmatchcase(n, p) for p in patterns)}
 
     def finish(self) -> None:
-        """Checks that no tensor is left.
+        """Checks that no tensor is left but biases of zeros, as quantisers write them; only these are read.
 
         Raises:
           CheckpointError: a tensor was neither taken nor ignored.
         """
-        if not self._open:
+        spare = [name for name in sorted(self._open) if not self._is_zero_bias(name)]
+        if not spare:
             return
-        first, *others = sorted(self._open)
+        first, *others = spare
         more = f" and {len(others)} more" if others else ""
         raise CheckpointError(
             f"{self._name}: spare tensor {first!r} of shape {list(self._tensors[first].shape)}{more}: "
             f"nothing in the model takes it"
         )
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros, of a weight that was taken."""
+        suffix = next((s for s in (".bias", "_bias") if name.endswith(s)), None)
+        if suffix is None:
+            return False
+        weight = f"{name.removesuffix(suffix)}{'.weight' if suffix == '.bias' else ''}"
+        tensor = self._tensors[name]
+        if weight not in self._tensors or weight in self._open or _kind(tensor.dtype) != "float":
+            return False
+        return not np.any(tensor.read())
+
+
+def hint_of_prefix(tensors: Mapping[str, TensorSource], *parts: str) -> str:
+    """What all names begin with, for the message about a tensor that is missing; "" if that is not the cause.
+
+    Args:
+      tensors: a checkpoint's, by name.
+      parts: how the missing tensors' names begin, the likeliest first.
+    """
+    for part in parts:
+        found = next((name for name in tensors if f".{part}" in name), "")
+        prefix = found[: found.find(f".{part}") + 1]
+        if prefix and all(name.startswith(prefix) for name in tensors):
+            return f"; the names of all tensors begin with {prefix!r}, which has to go"
+    return ""
 
 
 def _kind(dtype: np.dtype) -> str:

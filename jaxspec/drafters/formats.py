@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints import Checkpoint, open_checkpoint
+from jaxspec.checkpoints.strict import hint_of_prefix
 from jaxspec.config import (
     ConfigError,
     DrafterConfig,
@@ -51,10 +52,13 @@ def drafter_keys(drafter: DrafterChoice | None) -> Mapping[str, Any]:
     except ConfigError as error:
         own = page("writing-a-drafter.md")
         raise ConfigError(f"drafter {error}, nor a kind ({', '.join(DRAFTERS)}); your own: {own}") from None
-    found = next(iter(identify(open_checkpoint(source))), None)
+    checkpoint = open_checkpoint(source)
+    found = next(iter(identify(checkpoint)), None)
     if found not in DRAFTERS:
         own = page("writing-a-drafter.md")
-        raise ConfigError(f"{name} is {found or 'no drafter'}; known: {', '.join(DRAFTERS)}; your own: {own}")
+        known = f"known: {', '.join(DRAFTERS)}; your own: {own}"
+        hint = "" if found else hint_of_prefix(checkpoint.tensors, "fc.weight", "midlayer.")
+        raise ConfigError(f"{name} is {found or 'no drafter'}; {known}{hint}")
     return {"kind": found, "source": name, "file": None, "sha256": None}
 
 

@@ -6,7 +6,7 @@
 The extra `tunix` installs google-tunix, from 0.1.7 on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -111,19 +111,21 @@ class JaxspecRollout(base_rollout.BaseRollout):
 
     def get_per_token_logps(self, prompt_tokens: jax.Array, completion_tokens: jax.Array) -> jax.Array:
         """Log-probabilities f32[B, C] of completions by the engine's present weights, at temperature 1, and 0
-        for padding.
+        for padding. Where padding is a token that ends answers, the first one behind an answer is its end.
 
         Args:
           prompt_tokens: i32[B, P], padded on the left.
           completion_tokens: i32[B, C], padded on the right.
         """
-        rows = [np.asarray(x) for x in (prompt_tokens, completion_tokens)]
-        prompts, completions = ([row[row != self.pad_id()].tolist() for row in part] for part in rows)
-        texts = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
+        ends = {self.eos_id(), *self.engine.eos_token_ids}
+        pad = self.pad_id()
+        prompts = [_without_padding(row[::-1].tolist(), pad)[::-1] for row in np.asarray(prompt_tokens)]
+        answers = [_without_padding(row.tolist(), pad, ends) for row in np.asarray(completion_tokens)]
+        texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         scores = self.engine.score(texts)
-        logprobs = np.zeros(rows[1].shape, np.float32)
-        for i, (text, answer) in enumerate(zip(texts, completions, strict=True)):
-            logprobs[i, rows[1][i] != self.pad_id()] = scores.logprobs[i, len(text) - len(answer) : len(text)]
+        logprobs = np.zeros(completion_tokens.shape, np.float32)
+        for i, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+            logprobs[i, : len(answer)] = scores.logprobs[i, len(text) - len(answer) : len(text)]
         return leaving(logprobs, self.engine.core.device)
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
@@ -154,6 +156,13 @@ class JaxspecRollout(base_rollout.BaseRollout):
     def _encode(self, prompt: str) -> list[int]:
         begin = [self._tokenizer.bos_id()] if self._tokenizer.bos_id() else []
         return [int(i) for i in self._tokenizer.dedup_bos_ids(begin + list(self._tokenizer.encode(prompt)))]
+
+
+def _without_padding(tokens: list[int], pad: int, ends: Collection[int] = ()) -> list[int]:
+    """A row without the padding behind it, but with its end, which may be the token that also pads."""
+    length = next((i for i in range(len(tokens), 0, -1) if tokens[i - 1] != pad), 0)
+    has_end = length > 0 and tokens[length - 1] in ends
+    return tokens[: length + 1] if pad in ends and not has_end else tokens[:length]
 
 
 def _as_int(seed: Any) -> int:

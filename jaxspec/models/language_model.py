@@ -25,8 +25,6 @@ _OTHER_TOPS = {
     "backbone.": "model.",
 }
 """How names of Nemotron-H's files begin, and those of other families."""
-NESTED = (*_RENAMED, *_OTHERS)
-"""How the names of such a checkpoint's tensors begin, those of its text model and others."""
 
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
@@ -47,8 +45,6 @@ def language_model(checkpoint: Checkpoint) -> Checkpoint:
     if "backbone.embeddings.weight" in checkpoint.tensors:
         tensors = {_renamed(name, _OTHER_TOPS): tensor for name, tensor in checkpoint.tensors.items()}
         return replace(checkpoint, tensors=tensors)
-    if not checkpoint.config.keys() & {"text_config", "vision_config"}:
-        return checkpoint
     tensors = {
         _renamed(name, _RENAMED): tensor
         for name, tensor in checkpoint.tensors.items()

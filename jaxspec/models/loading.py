@@ -20,6 +20,7 @@ from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, Tens
 from jaxspec.checkpoints.finite import is_finite
 from jaxspec.checkpoints.memory import Names, array_tensors
 from jaxspec.checkpoints.quantize import form_of, round_output_rows
+from jaxspec.checkpoints.strict import hint_of_prefix
 from jaxspec.config import MESH_AXIS, ModelConfig
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import (
@@ -34,7 +35,7 @@ from jaxspec.models.array_weights import (
     whole_parameters,
 )
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.language_model import NESTED, language_model
+from jaxspec.models.language_model import language_model
 from jaxspec.models.mtp_names import NEXT_LAYER
 from jaxspec.models.packed_weights import Activations, Packed, floats_of, packed_sharding, stored_weight
 from jaxspec.models.parameters import HeadRows, NoKeys, Rows, Source
@@ -44,13 +45,19 @@ from jaxspec.sharding import make_mesh, partition, sharding
 Module = TypeVar("Module", bound=nnx.Module)
 
 # Buffers that older versions of transformers saved with the weights.
-IGNORED = ("*rotary_emb.inv_freq",)
+IGNORED = (
+    "*rotary_emb.inv_freq",
+    "*rotary_pos_emb.inv_freq",
+    "*rotary_emb.cos_cached",
+    "*rotary_emb.sin_cached",
+)
 
 # Packing is bound by the processor, in NumPy, which lets other threads run.
 _PACKED_AT_ONCE = 2
 
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
+_NEXT_LAYER = re.compile(r"(?P<root>model\.layers\.(?P<layer>[0-9]{1,9})\.)eh_proj\.weight")
 
 
 @dataclass(frozen=True)
@@ -235,7 +242,9 @@ def plan_target(
     config = target_config(checkpoint).over(devices).within(max_model_len)
     _check_depth(config.num_hidden_layers, checkpoint)
     return plan_module(
-        lambda rngs: make_target(config, dtype=dtype, rngs=rngs), checkpoint, ignore=_ignored(config)
+        lambda rngs: make_target(config, dtype=dtype, rngs=rngs),
+        _without_next_layers(config, checkpoint),
+        ignore=_ignored(config),
     )
 
 
@@ -300,13 +309,11 @@ def plan_target_update(target: Decoder, weights: Any, names: Names | None) -> Pa
 
 def decoder_tensors(model: Decoder, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the names that a network is loaded by."""
-    if any(name.startswith(NESTED) for name in checkpoint.tensors):
-        checkpoint = replace(checkpoint, config={"text_config": {}})
     checkpoint = language_model(checkpoint)
     tensors = dict(checkpoint.tensors)
     if model.head is None and _EMBEDDING not in tensors and "lm_head.weight" in tensors:
         tensors[_EMBEDDING] = tensors.pop("lm_head.weight")
-    return replace(checkpoint, tensors=tensors)
+    return _without_next_layers(model.config, replace(checkpoint, tensors=tensors))
 
 
 def _ignored(config: ModelConfig) -> tuple[str, ...]:
@@ -316,6 +323,16 @@ def _ignored(config: ModelConfig) -> tuple[str, ...]:
     family = FAMILIES[config.family]
     beside = [] if family.mtp_names is NEXT_LAYER else ["mtp.*"]
     return (*IGNORED, *family.ignored(config), *(f"model.layers.{i}.*" for i in further), *beside)
+
+
+def _without_next_layers(config: ModelConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint without layers for multi-token prediction that its config does not count."""
+    if FAMILIES[config.family].mtp_names is not NEXT_LAYER:
+        return checkpoint
+    layers = [match for name in checkpoint.tensors if (match := _NEXT_LAYER.fullmatch(name))]
+    roots = tuple(match["root"] for match in layers if int(match["layer"]) >= config.num_hidden_layers)
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(roots)}
+    return replace(checkpoint, tensors=tensors)
 
 
 def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
@@ -330,6 +347,7 @@ def _check_depth(num_layers: int, checkpoint: Checkpoint) -> None:
     if missing is not None:
         raise CheckpointError(
             f"{checkpoint.name}: num_hidden_layers is {num_layers}, but layer {missing} has no tensors"
+            + hint_of_prefix(checkpoint.tensors, f"model.layers.{missing}.", f"layers.{missing}.")
         )
 
 

@@ -167,11 +167,9 @@ class Reporter:
             ]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [self._text(token) for token in tokens],
+            "tokens": [self._key(token) for token in tokens],
             "token_logprobs": [*map(_finite, chosen)],
-            "top_logprobs": [{self._text(other): its for other, its in others.items()} for others in likely]
-            if top is not None
-            else None,
+            "top_logprobs": [*map(self._by_key, tokens, likely)] if top is not None else None,
             "text_offset": [self._begin(token) for token in tokens],
         }
 
@@ -184,6 +182,23 @@ class Reporter:
 
     def _text(self, token: int) -> str:
         return self._bytes(token).decode("utf-8", "replace")
+
+    def _key(self, token: int) -> str:
+        """The token's text; of one that is a part of a character, its bytes as OpenAI writes them."""
+        content = self._bytes(token)
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def _by_key(self, chosen: int, likely: dict[int, float]) -> dict[str, float]:
+        """The most likely tokens by their texts. Of several with one text, the chosen one has it, else the
+        likeliest; the others go by their ids."""
+        keys: dict[str, int] = {}
+        for token in sorted(likely, key=lambda token: token != chosen):
+            keys.setdefault(self._key(token), token)
+        texts = {token: text for text, token in keys.items()}
+        return {texts.get(token, f"token_id:{token}"): _finite(value) for token, value in likely.items()}
 
     def _begin(self, token: int) -> int:
         """Where the token's text begins in the answer's, in characters."""

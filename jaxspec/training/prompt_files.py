@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,14 +173,15 @@ def encode_fitting(
     return fitting
 
 
-def encode_answer(tokenizer: Tokenizer, row: PromptRow, most: int, ends: Collection[int] = ()) -> list[int]:
+def encode_answer(tokenizer: Tokenizer, row: PromptRow, most: int, ends: Sequence[int] = ()) -> list[int]:
     """Token ids of a row's answer, as the target would generate it, including the end token.
 
     Args:
       tokenizer: the target's.
       row: a row with an answer.
       most: an answer that is clearly longer is not encoded to its end.
-      ends: tokens that end an answer, besides those that the tokenizer's files name.
+      ends: tokens that end an answer, besides those that the tokenizer's files name. The first of all is put
+        where the template puts none.
 
     Raises:
       ConfigError: the chat template refuses the row.
@@ -197,6 +198,6 @@ def encode_answer(tokenizer: Tokenizer, row: PromptRow, most: int, ends: Collect
     text = whole[len(before) :] if whole.startswith(before) else row.answer
     text = text[: tokenizer.characters_past(text, most)]
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    ends = {*tokenizer.eos_token_ids, *ends}
+    ends = (*tokenizer.eos_token_ids, *ends)
     length = next((i for i, token in enumerate(tokens, 1) if token in ends), None)
-    return [*tokens, *tokenizer.eos_token_ids[:1]] if length is None else tokens[:length]
+    return [*tokens, *ends[:1]] if length is None else tokens[:length]

@@ -2,17 +2,17 @@
 
 import json
 import re
-import shutil
 
 import ml_dtypes
 import numpy as np
 import pytest
 from fuzzing import changed, refused_or
-from golden_files import FOLDER, QUANTIZED, quantized_folder
+from golden_files import FOLDER, QUANTIZED, quantized_copy, quantized_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tiny_gguf import write_packed_gguf
+from tiny_models import write_target
 
 from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.checkpoints.quantization import expand_quantized
@@ -50,22 +50,6 @@ def test_a_tensor_says_its_format(case):
     tensors = open_checkpoint(quantized_folder(case)).tensors
     found = tensors[f"{Q_PROJ}.weight"].form, tensors["model.layers.0.mlp.down_proj.weight"].form
     assert found == FORMS.get(case, ("INT4 in groups of 32",) * 2)
-
-
-def copy(tmp_path, case, *, tensors=None, settings=None):
-    """A case with some tensors and settings changed; None removes one."""
-    folder = tmp_path / "model"
-    shutil.copytree(quantized_folder(case), folder, dirs_exist_ok=True)
-    arrays = {name: tensor.read() for name, tensor in open_safetensors(quantized_folder(case)).items()}
-    for name, change in (tensors or {}).items():
-        array = arrays.pop(name, None)
-        if change is not None:
-            arrays[name] = change(array) if callable(change) else change
-    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    config["quantization_config"] = {**config["quantization_config"], **(settings or {})}
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    return folder
 
 
 def scheme(**weights):
@@ -141,7 +125,7 @@ Q, D = Q_PROJ, "model.layers.0.mlp.down_proj"
     ],
 )
 def test_tensors_that_do_not_belong_together_are_named(tmp_path, case, tensors, message):
-    folder = copy(tmp_path, case, tensors=tensors)
+    folder = quantized_copy(tmp_path, case, tensors=tensors)
     with pytest.raises(CheckpointError, match=re.escape(message)) as error:
         open_checkpoint(folder).tensors[f"{Q}.weight"].read()
     assert "\n" not in str(error.value)
@@ -198,12 +182,12 @@ def test_tensors_that_do_not_belong_together_are_named(tmp_path, case, tensors, 
 )
 def test_settings_that_do_not_fit_are_named(tmp_path, case, settings, message):
     with pytest.raises(CheckpointError, match=re.escape(message)) as error:
-        open_checkpoint(copy(tmp_path, case, settings=settings))
+        open_checkpoint(quantized_copy(tmp_path, case, settings=settings))
     assert "\n" not in str(error.value)
 
 
 def test_the_older_file_of_modelopt_is_read(tmp_path):
-    folder = copy(tmp_path, "fp8-tensor")
+    folder = quantized_copy(tmp_path, "fp8-tensor")
     config = json.loads((folder / "config.json").read_text("utf-8"))
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
@@ -214,7 +198,7 @@ def test_the_older_file_of_modelopt_is_read(tmp_path):
 def test_a_zero_point_of_each_kind_of_integer_counts(tmp_path):
     zero = np.arange(-32, 32, dtype=np.int8)[:, None]
     tensors = {f"{Q}.weight_zero_point": zero}
-    folder = copy(tmp_path, "int8-channel", tensors=tensors, settings=None)
+    folder = quantized_copy(tmp_path, "int8-channel", tensors=tensors, settings=None)
     plain = open_checkpoint(quantized_folder("int8-channel")).tensors[f"{Q}.weight"].read_codes()
     read = open_checkpoint(folder).tensors[f"{Q}.weight"].read()
     expected = (plain.values.astype(np.float32) - zero) * plain.scale.astype(np.float32)
@@ -250,9 +234,9 @@ def test_settings_of_other_values_are_read_or_refused(case, data):
 def test_older_zero_points_and_blocks_mean_the_same(tmp_path):
     expected = open_checkpoint(quantized_folder("int4-zero-points")).tensors[f"{Q}.weight"]
     zero = (expected.read_codes().zero.astype(np.int16) - 8).astype(np.int8)
-    folder = copy(tmp_path, "int4-zero-points", tensors={f"{Q}.weight_zero_point": zero})
+    folder = quantized_copy(tmp_path, "int4-zero-points", tensors={f"{Q}.weight_zero_point": zero})
     np.testing.assert_array_equal(open_checkpoint(folder).tensors[f"{Q}.weight"].read(), expected.read())
-    folder = copy(tmp_path / "blocks", "fp8-blocks", settings={"weight_block_size": "32x64"})
+    folder = quantized_copy(tmp_path / "blocks", "fp8-blocks", settings={"weight_block_size": "32x64"})
     assert open_checkpoint(folder).tensors[f"{Q}.weight"].form == "FP8 in blocks of 32 x 64"
 
 
@@ -271,3 +255,76 @@ def test_inspect_says_formats_and_what_stays_wide(capsys):
         "INT4 in groups of 64: 1 matrices",
         "bfloat16: lm_head.weight, model.embed_tokens.weight, 3 vectors",
     ]
+
+
+AWQ = {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}
+GPTQ = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "settings"),
+    [
+        ("awq", "quantization_config", {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}),
+        ("awq", "quant_config.json", AWQ),
+        ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "zero_point": True}),
+        ("awq", "quantize_config.json", {**AWQ, "modules_to_not_convert": None}),
+        ("gptq", "quantize_config.json", GPTQ),
+        ("gptq", "quantize_config.json", {"group_size": 32, "model_file_base_name": "model"}),
+        ("gptq", "quant_config.json", GPTQ),
+        ("gptq-act-order", "quantize_config.json", {**GPTQ, "desc_act": True}),
+        ("gptq-v2", "quantize_config.json", {**GPTQ, "checkpoint_format": "gptq_v2"}),
+        ("int4-groups", "compression_config", {}),
+        ("int4-groups", "compression_config", {"quant_method": "compressed_tensors"}),
+        ("fp8-tensor", "compression_config", {}),
+    ],
+)
+def test_settings_of_older_tools_mean_the_same(tmp_path, case, key, settings):
+    folder = quantized_copy(tmp_path, case)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    usual = config.pop("quantization_config")
+    if key == "compression_config":
+        scheme = {"weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+        newer = {"format": "float-quantized", "config_groups": {"group_0": scheme}}
+        settings = {**(newer if case == "fp8-tensor" else usual), **settings}
+        if len(settings) == len(usual):
+            settings.pop("quant_method", None)
+    if key.endswith(".json"):
+        (folder / key).write_text(json.dumps(settings), "utf-8")
+    else:
+        config[key] = settings
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    found, expected = (open_checkpoint(each).tensors for each in (folder, quantized_folder(case)))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name].read(), expected[name].read())
+        assert getattr(found[name], "form", None) == getattr(expected[name], "form", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"w_bit": 3, "q_group_size": 32}, "quantization_config.bits is 3; supported: 4"),
+        ({**AWQ, "version": "GEMV"}, "quantization_config.version is 'GEMV'; supported: gemm"),
+        ({**AWQ, "bits": 8}, "quantization_config.w_bit is 4; supported: the value of bits, which is 8"),
+        (
+            {**GPTQ, "is_marlin_format": True},
+            "quantization_config.is_marlin_format is True; supported: False",
+        ),
+        (GPTQ, "scales' has shape [4, 64], expected [32, 8] beside"),
+    ],
+)
+def test_older_settings_that_do_not_fit_are_named(tmp_path, settings, message):
+    folder = quantized_copy(tmp_path, "awq")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "quantize_config.json").write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(CheckpointError, match=re.escape(message)) as error:
+        open_checkpoint(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_settings_beside_dense_weights_says_nothing(tmp_path):
+    folder = write_target(tmp_path / "model")
+    (folder / "quantize_config.json").write_text('{"bits": 3, "group_size": 7}', "utf-8")
+    assert not any(hasattr(tensor, "form") for tensor in open_checkpoint(folder).tensors.values())

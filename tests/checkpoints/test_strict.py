@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_folder import arrays, write_folder
 
-from jaxspec.checkpoints import CheckpointError, StrictTensors, open_checkpoint
+from jaxspec.checkpoints import Checkpoint, CheckpointError, StrictTensors, open_checkpoint
+from jaxspec.checkpoints.memory import ArrayTensor
 
 SHAPES = {"fc.weight": (4, 12), "norm.weight": (4,), "lm_head.weight": (6, 4)}
 
@@ -78,3 +81,34 @@ def test_has(checkpoint):
     tensors.take("norm.weight", (4,))
     assert tensors.has("norm.weight")
     assert not tensors.has("norm.bias")
+
+
+def test_biases_of_zeros_are_left_over_and_others_are_spare():
+    def finish(**more):
+        tensors = {"fc.weight": np.ones((4, 2)), "experts.up": np.ones((3, 4, 2)), **more}
+        strict = StrictTensors(Checkpoint("head", {}, {name: ArrayTensor(a) for name, a in tensors.items()}))
+        strict.take("fc.weight", (4, 2))
+        strict.take("experts.up", (3, 4, 2))
+        strict.finish()
+
+    finish(**{"fc.bias": np.zeros(4), "experts.up_bias": np.zeros((3, 4))})
+    for name, array in {
+        "fc.bias": np.eye(4)[2],
+        "fc.bias ": np.zeros(4),
+        "other.bias": np.zeros(4),
+        "experts.up_bias": np.ones((3, 4)),
+        "experts.up_bias.weight": np.zeros((3, 4)),
+    }.items():
+        with pytest.raises(CheckpointError, match=f"spare tensor '{name}'"):
+            finish(**{name: array})
+
+
+@pytest.mark.parametrize("prefix", ["module.", "base_model.model.", "model.model."])
+def test_what_all_names_begin_with_is_named(checkpoint, prefix):
+    tensors = {f"{prefix}{name}": tensor for name, tensor in checkpoint.tensors.items()}
+    message = f"'fc.weight' is missing; .*; the names of all tensors begin with '{prefix}', which has to go$"
+    with pytest.raises(CheckpointError, match=message):
+        StrictTensors(replace(checkpoint, tensors=tensors)).take("fc.weight", (4, 12))
+    tensors["d2t"] = checkpoint.tensors["d2t"]  # this one does not
+    with pytest.raises(CheckpointError, match=r"'fc\.weight' is missing; expected shape \[4, 12\]$"):
+        StrictTensors(replace(checkpoint, tensors=tensors)).take("fc.weight", (4, 12))

@@ -13,8 +13,9 @@ from tiny_tokenizers import byte_level
 
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
-from jaxspec.config import DrafterConfig
+from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.eagle3 import Eagle3Config
+from jaxspec.drafters.formats import drafter_keys
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.loading import declared, export_tensors, load_target, target_config
 
@@ -263,7 +264,7 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
             {"fc.weight": np.zeros((32, 64), np.float32)},
             "has shape [32, 64], expected [32, 96]",
         ),
-        ("eagle3", {}, {"fc.bias": np.zeros(32, np.float32)}, "spare tensor 'fc.bias'"),
+        ("eagle3", {}, {"fc.bias": np.ones(32, np.float32)}, "spare tensor 'fc.bias'"),
         ("eagle3", {}, {"d2t": np.arange(40) * 2}, "d2t reaches token 117, past the vocabulary of 48"),
         ("eagle3", {}, {"d2t": -np.arange(40)}, "d2t does not give increasing token ids"),
         ("eagle3", {}, {"t2d": np.ones(48, bool)}, "d2t and t2d name different tokens"),
@@ -342,3 +343,11 @@ def test_a_heads_matrices_are_rounded_if_asked(changed, folders, target, own_row
         is_matrix = stored.tensors[0][0].endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
         assert np.array_equal(one, other) != is_matrix
         np.testing.assert_allclose(other, one, rtol=0.13, atol=0.01 * np.abs(one).max())
+
+
+def test_what_all_names_of_a_head_begin_with_is_named(changed):
+    folder = changed("eagle3")
+    arrays = load_file(folder / "model.safetensors")
+    save_file({f"module.{name}": array for name, array in arrays.items()}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"no drafter; .*; the names of all tensors begin with 'module\.'"):
+        drafter_keys(folder)

@@ -4,7 +4,7 @@ import importlib
 import sys
 import warnings
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import jax
 import numpy as np
@@ -178,6 +178,51 @@ def adapter(tokenizer):
     from tunix.generate.tokenizer_adapter import TokenizerAdapter
 
     return TokenizerAdapter(tokenizer)
+
+
+class Scores:
+    """An engine whose log-probability of each token of a text is minus its place."""
+
+    def __init__(self, ends):
+        self.eos_token_ids, self.texts = ends, []
+
+    def update_weights(self, weights, names):
+        pass
+
+    def score(self, texts):
+        self.texts = texts
+        return SimpleNamespace(logprobs=-np.tile(np.arange(12.0), (len(texts), 1)))
+
+
+@pytest.mark.parametrize(
+    ("pad", "ends", "completion", "scored"),
+    [
+        (0, (), [5, 6, 2, 0, 0], 3),
+        (0, (), [5, 0, 6, 2, 0], 4),  # a token of the answer, though it is the one that pads
+        (0, (), [5, 6, 7, 8, 9], 5),
+        (2, (), [5, 6, 2, 2, 2], 3),  # the first of them is the end
+        (2, (), [5, 6, 7, 8, 2], 5),
+        (2, (), [2, 2, 2, 2, 2], 1),
+        (2, (9,), [5, 6, 9, 2, 2], 3),  # has ended with another token
+        (9, (9,), [5, 6, 9, 9, 9], 3),
+        (9, (9,), [5, 6, 2, 9, 9], 3),
+    ],
+)
+def test_an_end_that_also_pads_is_scored(monkeypatch, pad, ends, completion, scored):
+    stub = ModuleType("tunix.rl.rollout.base_rollout")
+    stub.BaseRollout = object
+    for name in ("tunix", "tunix.rl", "tunix.rl.rollout"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    monkeypatch.delitem(sys.modules, "jaxspec.integrations.tunix", raising=False)
+    module = importlib.import_module("jaxspec.integrations.tunix")
+    monkeypatch.delitem(sys.modules, "jaxspec.integrations.tunix")
+    words, engine = Words(), Scores(ends)
+    monkeypatch.setattr(words, "pad_id", lambda: pad, raising=False)
+    rollout = module.JaxspecRollout(engine, rollout_actor=nnx.Linear(1, 1, rngs=nnx.Rngs(0)), tokenizer=words)
+    logprobs = rollout.get_per_token_logps(np.array([[pad, pad, 1, 4, 4]]), np.array([completion]))
+    assert engine.texts == [[1, 4, 4, *completion[:scored]]]
+    assert logprobs[0].tolist() == [-3.0 - i if i < scored else 0.0 for i in range(5)]
 
 
 def test_a_missing_package_is_one_line(monkeypatch):

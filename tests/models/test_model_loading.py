@@ -1,5 +1,6 @@
 """Weights into a network and out again, exactly, and nothing read for a checkpoint that does not fit."""
 
+import re
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxspec.checkpoints import CheckpointError, TensorSource, open_checkpoint
 from jaxspec.config import ConfigError
 from jaxspec.drafters.formats import identify
 from jaxspec.models import loading
-from jaxspec.models.loading import export_tensors, load_target, plan_target, target_config
+from jaxspec.models.loading import export_tensors, load_target, plan_target, plan_target_update, target_config
 
 
 @pytest.mark.parametrize("case", TARGETS)
@@ -99,6 +100,23 @@ def test_layers_that_are_not_there_are_refused_before_they_are_built(tmp_path, m
         load_target(deep, dtype=jnp.float32)
     with pytest.raises(ConfigError, match="num_hidden_layers must be at most 1024, got 1000000"):
         load_target(replace(deep, config={**deep.config, "num_hidden_layers": 10**6}), dtype=jnp.float32)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("prefix", ["module.", "base_model.model.", "_orig_mod.module."])
+def test_what_all_names_of_a_model_begin_with_is_named(tmp_path, prefix, tied):
+    checkpoint = open_checkpoint(write_target(tmp_path / "target", tie_word_embeddings=tied))
+    tensors = {f"{prefix}{name}": tensor for name, tensor in checkpoint.tensors.items()}
+    named = re.escape(f"layer 0 has no tensors; the names of all tensors begin with {prefix!r}, which has to")
+    with pytest.raises(CheckpointError, match=named):
+        plan_target(replace(checkpoint, tensors=tensors), dtype=jnp.float32)
+    bare = {name.replace("model.", "", 1): tensor for name, tensor in tensors.items()}
+    with pytest.raises(CheckpointError, match=r"layer 0 has no tensors; the names of all tensors begin with"):
+        plan_target(replace(checkpoint, tensors=bare), dtype=jnp.float32)
+    arrays = {f"{prefix}{name}": tensor.read() for name, tensor in checkpoint.tensors.items()}
+    model = load_target(checkpoint, dtype=jnp.float32)
+    with pytest.raises(CheckpointError, match=rf"is missing; .* begin with {prefix!r}, which has to go"):
+        plan_target_update(model, arrays, None)
 
 
 def test_an_output_head_that_is_there_is_used_whatever_the_flag_says(tmp_path):

@@ -91,8 +91,7 @@ def test_only_tensors_of_images_are_left_out():
     with pytest.raises(CheckpointError, match=r"spare tensor 'audio\.ln_q\.weight'"):
         plan_target(spare, dtype=jnp.float32)
     text = replace(checkpoint, config={**checkpoint.config["text_config"], "model_type": "qwen2"})
-    with pytest.raises(CheckpointError, match="visual"):
-        plan_target(text, dtype=jnp.float32)
+    plan_target(text, dtype=jnp.float32)
 
 
 @pytest.mark.parametrize("case", CASES)

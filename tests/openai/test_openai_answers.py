@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from golden_files import FOLDER
 
 from jaxspec import AcceptanceStats, Delta, Generation
+from jaxspec.checkpoints import Tokenizer
 from jaxspec.openai import CHAT, COMPLETIONS, Chunks, Head, answer_body, counts, read_body
+from jaxspec.openai.answers import Reporter
 
 STATS = AcceptanceStats.of([(3, 1), (3, 0), (0, 0)])
 
@@ -67,6 +70,25 @@ def test_every_number_is_one_of_json(endpoint):
     told = answer(logprobs=[-0.5, -float("inf")], top_logprobs=[{7: -0.5}, {8: -0.25}])
     text = json.dumps(answer_body(asked(endpoint, **fields), [[told]]), allow_nan=False)
     assert "-9999.0" in text
+
+
+def test_tokens_of_one_text_are_told_apart():
+    tokenizer = Tokenizer.from_folder(FOLDER / "tokenizers" / "llama")
+    letter, byte, part = (tokenizer.vocabulary[text] for text in ("o", "<0x6F>", "<0xC3>"))
+    top = [{letter: -0.5, byte: -1.0, part: -2.0}]
+    for chosen, keys in {
+        letter: ["o", f"token_id:{byte}", "bytes:\\xc3"],
+        byte: [f"token_id:{letter}", "o", "bytes:\\xc3"],
+        part: ["o", f"token_id:{byte}", "bytes:\\xc3"],
+    }.items():
+        told = Reporter(tokenizer, is_chat=False).report([chosen], [top[0][chosen]], top)
+        assert told["top_logprobs"] == [dict(zip(keys, (-0.5, -1.0, -2.0), strict=True))]
+        assert told["top_logprobs"][0][told["tokens"][0]] == told["token_logprobs"][0]
+    (entry,) = Reporter(tokenizer, is_chat=True).report([byte], [-1.0], top)["content"]
+    assert [(each["token"], each["logprob"]) for each in entry["top_logprobs"]][:2] == [
+        ("o", -0.5),
+        ("o", -1.0),
+    ]
 
 
 def test_chunks_of_a_chat_begin_with_the_role_and_end_with_the_reason():

@@ -159,6 +159,19 @@ def test_a_given_answer_ends_where_the_target_would_end_it(tmp_path):
     assert run.tokenizer.decode(answer.tolist(), skip_special_tokens=False) == "blue</s>"
 
 
+def test_a_given_answer_ends_where_only_the_generation_config_names_an_end(tmp_path):
+    template = TEMPLATE.replace("</s>", "")
+    write_target(tmp_path / "target", template=template)
+    (tmp_path / "target" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    config = write_run(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "red", "response": "blue"}\n')
+    run = Pipeline(load_training_run(config), tmp_path / "out", data=tmp_path)
+    assert run.tokenizer.eos_token_ids == ()
+    run.run_stage("prompts")
+    (answer,) = TokenRows.load(tmp_path / "out" / "prompts" / "answers.npz").sequences()
+    assert run.tokenizer.decode(answer.tolist(), skip_special_tokens=False) == "blue</s>"
+
+
 def test_the_users_turn_starts_where_the_template_puts_it(tmp_path):
     tokenizer = open_checkpoint(write_target(tmp_path / "target")).tokenizer
     prefix = user_turn_prefix(tokenizer)
