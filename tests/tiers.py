@@ -79,6 +79,7 @@ WHOLE = {
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
     "engine/test_logprobs.py": (r"forward_pass\[recurrent|compiled_when_first|are_drawn|prompts_beside"),
     "engine/test_memory_mappings.py": r"a_full_process",
+    "engine/test_locks.py": r"never_there|first_time",
     "engine/test_odd_grammars.py": "",
     "engine/test_pairs.py": (
         r"device|in_8_bits|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])"
@@ -94,6 +95,7 @@ WHOLE = {
     "engine/test_scores.py": (
         r"transformers\[(?!llama-tied)|forward_pass\[(?!full|own)|no_update_comes|stream_meanwhile"
     ),
+    "engine/test_waits.py": "",
     "grammar/test_grammar_texts.py": r"\b(smollm2|llama)\]$|explodes",
     # Several devices, each time in a process of their own.
     "engine/test_several_devices.py": "",

@@ -212,7 +212,10 @@ class Programs:
 
     def close(self) -> None:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
-        self._left.clear()
+        with suppress(IndexError):
+            while True:
+                self._left.popleft()
+                self.one_less()
         self.leaves.clear()
         self.__dict__.pop("_no_slab", None)
 

@@ -13,7 +13,7 @@ from flax import nnx
 from programs_when_run import share_programs
 from safetensors.numpy import load_file, save_file
 from several_devices import OWN, run_apart
-from tiny_engines import SIZES, assert_idle, assert_scored, tokens_of
+from tiny_engines import SIZES, assert_idle, assert_scored, limit_pages, tokens_of
 from tiny_gguf import write_packed_gguf
 from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
 from tiny_mtp import LATENT, write_with_mtp
@@ -199,6 +199,59 @@ def test_requests_in_flight_finish_or_are_aborted(engine, files, prompts):
         version, generation = update.done.result(), ended.get().generation
         assert generation.finish_reason == reason
         assert generation.weights_version == version - 1
+
+
+@pytest.mark.parametrize(("in_flight", "reason"), [("finish", "length"), ("abort", "aborted")])
+def test_requests_that_were_put_back_are_of_the_old_weights(
+    engine, files, prompts, monkeypatch, in_flight, reason
+):
+    """They wait in the queue when the update comes, and are as the others that have begun."""
+    engine.update_weights(changed(files / "target", 2))
+    asked = prompts[1:3]
+    expected = tokens_of(engine.generate(asked, ignore_eos=True, **ASK))
+    limit_pages(engine, 10, monkeypatch)  # one is admitted beside the other, but cannot end beside it
+    update = plan_weight_update(
+        engine.target, engine.drafter, changed(files / "target", 3), None, in_flight=in_flight, names=None
+    )
+    requests = [engine.make_request(each, jaxspec.SamplingParams(ignore_eos=True, **ASK)) for each in asked]
+    ended = SimpleQueue()
+
+    def update_when_one_is_back(core):
+        core.add(requests)
+        while not any(request in core.scheduler.waiting for request in requests[1:] if request.token_ids):
+            core.step()
+        core.update(update)
+
+    for request in requests:
+        request.listener = lambda piece: ended.put(piece.generation)
+    engine._thread.put(update_when_one_is_back)
+    version, answers = update.done.result(60), [ended.get(timeout=60) for _ in requests]
+    assert {answer.weights_version for answer in answers} == {version - 1}
+    assert [answer.finish_reason for answer in answers] == [reason] * 2
+    for request, tokens in zip(requests, expected, strict=True):
+        assert request.token_ids == tokens[: len(request.token_ids)]
+    assert_idle(engine)
+
+
+def test_results_in_flight_do_not_count_for_new_weights(files, prompts):
+    drafter = {"kind": "ngram", "num_speculative_tokens": "auto"}
+    with jaxspec.load(files / "target", drafter=drafter, progress=False, **SIZES) as auto:
+        update = plan_weight_update(
+            auto.target, auto.drafter, changed(files / "target", 3), None, in_flight="abort", names=None
+        )
+        request = auto.make_request(prompts[1], jaxspec.SamplingParams(ignore_eos=True, **ASK))
+
+        def update_while_it_decodes(core):
+            core.add([request])
+            while not any(dispatch.decodes for dispatch, *_ in core._in_flight):
+                core.step()
+            core.update(update)
+
+        auto._thread.put(update_while_it_decodes)
+        update.done.result(60)
+        assert auto.wait_idle(60)
+        assert request.finish_reason == "aborted"
+        assert not auto.core.adaptive_k.choice.counts.any()
 
 
 def begin_and_update(engine, request, update):
