@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import write_eagle1, write_eagle3, write_target
 from tiny_tokenizers import byte_level
 
+import jaxspec
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.config import DrafterConfig
@@ -342,3 +343,11 @@ def test_a_heads_matrices_are_rounded_if_asked(changed, folders, target, own_row
         is_matrix = stored.tensors[0][0].endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
         assert np.array_equal(one, other) != is_matrix
         np.testing.assert_allclose(other, one, rtol=0.13, atol=0.01 * np.abs(one).max())
+
+
+def test_the_longest_text_decides_over_longrope_of_a_draft_model_too():
+    folder = golden_folder("phi3-long")
+    drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 3}
+    with jaxspec.load(folder, drafter=drafter, max_model_len=24, page_size=8, progress=False) as engine:
+        assert (engine.target.config.rope.kind, engine.target.config.rope.length) == ("longrope", 24)
+        assert engine.drafter.model.config.rope == engine.target.config.rope

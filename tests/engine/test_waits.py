@@ -44,18 +44,15 @@ async def ask_http(engine, **body):
     return f"{answer.status_code}: {answer.text}"
 
 
-async def update_behind(engine):
-    """Waits for its turn behind an update that waits."""
-    ahead = asyncio.ensure_future(asyncio.to_thread(update, engine))
-    await until(lambda: engine.core._updates)
-    try:
-        return await asyncio.to_thread(update, engine)
-    finally:
-        await asyncio.gather(ahead, return_exceptions=True)
-
-
 def update(engine):
     return engine.update_weights(engine.weights)
+
+
+def update_behind(engine):
+    """Waits for its turn behind an update that waits."""
+    threading.Thread(target=end_of, args=(lambda: update(engine),), daemon=True).start()
+    asyncio.run(until(lambda: engine.core._updates))
+    return update(engine)
 
 
 def wait_idle(engine):
@@ -70,6 +67,7 @@ SYNC = {
     "run": run,
     "stream": stream,
     "update": update,
+    "update behind": update_behind,
     "wait_idle": wait_idle,
     "wait_prepared": lambda engine: engine.wait_prepared(),
     "compile": lambda engine: engine.generate([1, 2], COMPILES),
@@ -84,7 +82,6 @@ ASYNC = {
 }
 ABORTED = ("stream", "async generate", "async stream")
 OTHERS = {
-    "update behind": update_behind,
     "HTTP": lambda engine: ask_http(engine),
     "HTTP stream": lambda engine: ask_http(engine, stream=True),
     "HTTP compile": lambda engine: ask_http(engine, logit_bias={"3": 1}),
@@ -98,6 +95,7 @@ CALLS = {
 }
 WAITS = {
     "update": lambda core: core._updates,
+    "update behind": lambda core: core._updates,
     "wait_idle": lambda core: core.when_idle,
     "wait_prepared": lambda core: core.when_prepared,
 }

@@ -218,7 +218,8 @@ def test_requests_that_were_put_back_are_of_the_old_weights(
 
     def update_when_one_is_back(core):
         core.add(requests)
-        while not any(request in core.scheduler.waiting for request in requests[1:] if request.token_ids):
+        before = core.scheduler.num_preempted
+        while core.scheduler.num_preempted == before and core.scheduler:
             core.step()
         core.update(update)
 
@@ -433,6 +434,17 @@ def test_another_librarys_tree(engine, files, prompts):
     assert answers(engine, prompts) == expected
 
 
+def test_names_are_also_those_of_a_drafters_arrays(engine, files, prompts):
+    head = load_file(files / "head" / "model.safetensors")
+    engine.update_weights(drafter=head)
+    expected = answers(engine, prompts)
+    engine.update_weights(drafter={**head, "fc.weight": -head["fc.weight"]})
+    assert answers(engine, prompts) != expected
+    other = {f"eagle.{name}": tensor for name, tensor in head.items()}
+    engine.update_weights(drafter=other, names=lambda path: path.removeprefix("eagle."))
+    assert answers(engine, prompts) == expected
+
+
 def test_the_caller_keeps_its_arrays_and_may_donate_them(engine, files, prompts):
     weights = on_device(changed(files / "target", 10))
     tree = jax.tree.map(jnp.copy, nnx.to_pure_dict(engine.weights))
@@ -460,8 +472,13 @@ def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
         share_programs(engine.programs, loaded.programs)
         engine.update_weights(on_device(tensors))
         assert answers(engine, prompts) == expected
-    with jaxspec.load(folder, weights=on_device(tensors), **options) as engine:
+    own = {f"policy.{name}": tensor for name, tensor in on_device(tensors).items()}
+    names = lambda path: path.removeprefix("policy.")  # noqa: E731
+    with jaxspec.load(folder, weights=own, names=names, **options) as engine:
         share_programs(engine.programs, loaded.programs)
+        assert answers(engine, prompts) == expected
+        engine.update_weights(on_device(changed(folder, 12)))
+        engine.update_weights(own, names=names)
         assert answers(engine, prompts) == expected
 
 
