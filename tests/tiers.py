@@ -53,7 +53,7 @@ WHOLE = {
     "engine/test_adaptive_k.py": r"\[(?!(full-)?eagle3)|that_run_out|whatever_k_comes_next",
     "engine/test_cache_dtype.py": "",
     "engine/test_constraints.py": (
-        r"^test_drafters\[(?!ngram-greedy)|reported|several_steps|inspection_shows"
+        r"^test_drafters\[(?!ngram-greedy)|reported|several_steps|inspection_shows|of_their_own"
     ),
     "engine/test_clients.py": r"closes_what_it_was_given",
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
@@ -66,7 +66,7 @@ WHOLE = {
         r"test_drafting.*\[(?!.*-5)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
     "engine/test_grammars.py": (
-        r"^test_drafters\[(?!ngram-greedy)|masked_logits|wait_until|host_drives|inspection_"
+        r"^test_drafters\[(?!ngram-greedy)|masked_logits|wait_until|host_drives|inspection_|of_their_own"
         r"|no_alternative|device_failed"
     ),
     "engine/test_heads_on_targets.py": "",
@@ -101,6 +101,7 @@ WHOLE = {
     "engine/test_several_devices.py": "",
     "engine/test_weights.py": (
         r"^test_several_devices|twenty_updates|is_forgotten|while_weights_change|a_copy_of_the_targets|^test_a_mtp_layer|if_they_were_expanded"
+        r"|^test_names_are|in_flight_do_not"
     ),
     "models/test_model_loading.py": r"^test_heads_copied",
     "test_bitwise.py": r"rounds_activations|paged_attention",
