@@ -142,7 +142,7 @@ WHOLE = {
     "scripts/test_compare_modes.py": "",
     "serve/test_http_answers.py": r"^test_(?!a_chat|a_stream$|several)",
     "serve/test_browser.py": "",
-    "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|half_a_body|two_hundred|fifty",
+    "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|while_programs|half_a_body|two_hundred|fifty",
     "serve/test_http_metrics.py": r"refused|is_seen",
     "serve/test_page.py": r"client_of|program_of|curl_of",
     "serve/test_process.py": r"come_to_their_end|without_time|not_waited_for",

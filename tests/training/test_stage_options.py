@@ -34,10 +34,10 @@ def prompts(files, tokenizer, tmp_path):
     """Makes prompts; returns the results, the prompts and the engine."""
     folders = iter(range(100))
 
-    def make(longest=100, **section):
+    def make(longest=100, cut=(), **section):
         config = PromptsConfig(**{"files": ("a.jsonl",), **section})
         folder = StageFolder(tmp_path / f"{next(folders)}", "prompts", {})
-        engine = Echo(tokenizer.encode("one two three "))
+        engine = Echo(tokenizer.encode("one two three "), cut)
         make_prompts(config, tokenizer, folder, data=files, engine=engine, longest=longest, ends=(2,))
         read = [TokenRows.load(folder.path / name).sequences() for name in (PROMPTS, HELD_OUT)]
         return folder.results, *[[ids.tolist() for ids in each] for each in read], engine
@@ -65,6 +65,7 @@ def test_every_key_of_prompts_decides_which_there_are(prompts):
     assert (other != kept, sorted(other) == sorted(kept)) == (True, True)
     found, _, _, engine = prompts(synthetic=3, synthetic_temperature=0.5, synthetic_max_tokens=90, seed=5)
     assert found["synthetic"] == 3
+    assert prompts(synthetic=3, cut=(1,))[0]["synthetic"] == 2
     params = [SamplingParams(temperature=0.5, max_new_tokens=90, seed=(5 << 32) + i) for i in range(3)]
     assert [each for _, each in engine.asked] == params
 
