@@ -53,7 +53,7 @@ WHOLE = {
     "engine/test_adaptive_k.py": r"\[(?!(full-)?eagle3)|that_run_out|whatever_k_comes_next",
     "engine/test_cache_dtype.py": "",
     "engine/test_constraints.py": (
-        r"^test_drafters\[(?!ngram-greedy)|reported|several_steps|inspection_shows"
+        r"^test_drafters\[(?!ngram-greedy)|reported|several_steps|inspection_shows|of_their_own"
     ),
     "engine/test_clients.py": r"closes_what_it_was_given",
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
@@ -66,7 +66,7 @@ WHOLE = {
         r"test_drafting.*\[(?!.*-5)|sizes.*\[page_size|goldens|noise.*\[(?!.*eagle3)"
     ),
     "engine/test_grammars.py": (
-        r"^test_drafters\[(?!ngram-greedy)|masked_logits|wait_until|host_drives|inspection_"
+        r"^test_drafters\[(?!ngram-greedy)|masked_logits|wait_until|host_drives|inspection_|of_their_own"
         r"|no_alternative|device_failed"
     ),
     "engine/test_heads_on_targets.py": "",
@@ -79,6 +79,7 @@ WHOLE = {
     "engine/test_lifecycle.py": r"waits_for_the_thread|holds_no_array",
     "engine/test_logprobs.py": (r"forward_pass\[recurrent|compiled_when_first|are_drawn|prompts_beside"),
     "engine/test_memory_mappings.py": r"a_full_process",
+    "engine/test_locks.py": r"never_there|first_time",
     "engine/test_odd_grammars.py": "",
     "engine/test_pairs.py": (
         r"device|in_8_bits|exchange|on_shards|loop.*\[(?!full-eagle3)|\[(?!full|.*-eagle3\])"
@@ -94,11 +95,13 @@ WHOLE = {
     "engine/test_scores.py": (
         r"transformers\[(?!llama-tied)|forward_pass\[(?!full|own)|no_update_comes|stream_meanwhile"
     ),
+    "engine/test_waits.py": "",
     "grammar/test_grammar_texts.py": r"\b(smollm2|llama)\]$|explodes",
     # Several devices, each time in a process of their own.
     "engine/test_several_devices.py": "",
     "engine/test_weights.py": (
         r"^test_several_devices|twenty_updates|is_forgotten|while_weights_change|a_copy_of_the_targets|^test_a_mtp_layer|if_they_were_expanded"
+        r"|^test_names_are|in_flight_do_not"
     ),
     "models/test_model_loading.py": r"^test_heads_copied",
     "test_bitwise.py": r"rounds_activations|paged_attention",
@@ -139,7 +142,7 @@ WHOLE = {
     "scripts/test_compare_modes.py": "",
     "serve/test_http_answers.py": r"^test_(?!a_chat|a_stream$|several)",
     "serve/test_browser.py": "",
-    "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|half_a_body|two_hundred|fifty",
+    "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|while_programs|half_a_body|two_hundred|fifty",
     "serve/test_http_metrics.py": r"refused|is_seen",
     "serve/test_page.py": r"client_of|program_of|curl_of",
     "serve/test_process.py": r"come_to_their_end|without_time|not_waited_for",

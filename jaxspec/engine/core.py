@@ -181,6 +181,13 @@ class EngineCore:
         if update.in_flight == "abort":
             self.abort(self.scheduler.begun(), "the weights were replaced")
 
+    def withdraw(self, update: WeightUpdate) -> None:
+        """Drops new weights that are not in place yet, as nobody waits for them any more."""
+        if update in self._updates:
+            self._updates.remove(update)
+            update.done.set_exception(EngineError("the update was interrupted"))
+            self.scheduler.is_held = bool(self._updates)
+
     def _update_weights(self) -> None:
         """Puts new weights in place, unless a request has begun with the old ones."""
         while self._updates and not self.scheduler.begun():

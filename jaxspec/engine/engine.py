@@ -3,6 +3,7 @@
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,7 @@ from jaxspec.engine.requests import (
 from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
 from jaxspec.engine.scores import Layer, Scores, score_call
 from jaxspec.engine.thread import EngineThread
-from jaxspec.engine.weights import InFlight, plan_weight_update
+from jaxspec.engine.weights import InFlight, WeightUpdate, plan_weight_update
 from jaxspec.grammar import GrammarStore
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.decoder import Decoder
@@ -432,8 +433,13 @@ class Engine:
         try:
             while True:
                 fresh = [(request, i) for i, request in islice(numbered, self.max_pending - len(pending))]
-                self.submit([request for request, _ in fresh], lambda request: partial(_put, queue, request))
-                pending.update(fresh)
+                numbers = dict(fresh)
+
+                def listener(request: Request, numbers: dict[Request, int] = numbers) -> Listener:
+                    pending[request] = numbers[request]  # before it is queued, so that an interrupt aborts it
+                    return partial(_put, queue, request)
+
+                self.submit([request for request, _ in fresh], listener)
                 if not pending:
                     return
                 request = queue.get()
@@ -498,7 +504,8 @@ class Engine:
         old ones, a few parameters at a time and from device to device; the caller keeps its arrays, and may
         donate them as soon as this returns. Nothing is compiled but at the first update from arrays of these
         shapes and places. Requests that have not begun wait meanwhile, and prefixes are forgotten. Updates of
-        several threads come one after another.
+        several threads come one after another. After an interrupt the old weights go on, unless the new ones
+        are in place already.
 
         Args:
           weights: the target's, as for `jaxspec.load`, every parameter of it; None keeps them. Copies of them
@@ -526,7 +533,18 @@ class Engine:
                     target, self.drafter, weights, drafter, in_flight=in_flight, names=names
                 )
             self._thread.put(lambda core: core.update(update))
-            return update.done.result()
+            try:
+                return update.done.result()
+            except BaseException:
+                if not update.done.done():  # an interrupt
+                    self._withdraw(update)
+                raise
+
+    def _withdraw(self, update: WeightUpdate) -> None:
+        """Takes back new weights that are not in place yet; returns when they are, or never will be."""
+        with suppress(EngineError):  # closing the engine has already ended it
+            self._thread.put(lambda core: core.withdraw(update))
+        wait([update.done])
 
     @property
     def weights_version(self) -> int:
@@ -607,12 +625,13 @@ class Engine:
             self.core.prepare(wanted)
 
     def wait_prepared(self, timeout: float | None = None) -> bool:
-        """Waits until all programs are compiled and warm; False after `timeout` seconds, or if it is closed.
+        """Waits until all programs are compiled and warm; False after `timeout` seconds, or if the engine is
+        closed or has failed.
 
         Until then, a request may run in a larger program than it needs, or wait for a first run of one. A
         benchmark should wait; a user need not. Requests that keep the engine busy delay the end of it.
         """
-        return self._thread.wait_prepared(timeout)
+        return self._thread.wait_prepared(timeout) and self.core.error is None
 
     def close(self) -> None:
         """Aborts all requests and frees the device's memory, also that of the weights.

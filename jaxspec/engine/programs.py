@@ -246,7 +246,10 @@ class Programs:
         """Lets go of the weights and leaves uncompiled what is; nothing can run any more."""
         with self._changed:
             self._is_closed = True
+            num_left = len(self._left)
             self._left.clear()
+        for _ in range(num_left):
+            self.one_less()
         self.leaves.clear()
         self.__dict__.pop("_no_slab", None)
 

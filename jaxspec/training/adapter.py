@@ -245,7 +245,7 @@ def _head_of(engine: Engine) -> _TrainedHead:
             raise ValueError(f"adapt: the engine's weights are split over {devices} devices; it needs one")
         check_dense(drafter, "drafter")
         engine.core.when_closed.append(partial(_HEADS.pop, programs, None))
-        _HEADS[programs] = _TrainedHead(engine)
+        _HEADS.setdefault(programs, _TrainedHead(engine))  # another thread may come first
     return _HEADS[programs]
 
 

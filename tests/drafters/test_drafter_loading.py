@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import write_eagle1, write_eagle3, write_target
 from tiny_tokenizers import byte_level
 
+import jaxspec
 from jaxspec.checkpoints import open_checkpoint
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.config import ConfigError, DrafterConfig
@@ -351,3 +352,11 @@ def test_what_all_names_of_a_head_begin_with_is_named(changed):
     save_file({f"module.{name}": array for name, array in arrays.items()}, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"no drafter; .*; the names of all tensors begin with 'module\.'"):
         drafter_keys(folder)
+
+
+def test_the_longest_text_decides_over_longrope_of_a_draft_model_too():
+    folder = golden_folder("phi3-long")
+    drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 3}
+    with jaxspec.load(folder, drafter=drafter, max_model_len=24, page_size=8, progress=False) as engine:
+        assert (engine.target.config.rope.kind, engine.target.config.rope.length) == ("longrope", 24)
+        assert engine.drafter.model.config.rope == engine.target.config.rope

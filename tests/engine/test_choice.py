@@ -2,12 +2,16 @@
 
 import random
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jaxspec.engine import core
+from jaxspec.engine import adaptive_k, core
+from jaxspec.engine.adaptive_k import AdaptiveK
+from jaxspec.engine.device.plan import Size
 from jaxspec.engine.host.choice import DraftChoice, Slots
+from jaxspec.sampling import SamplingMode
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 3, 4)
 COSTS = {
@@ -181,3 +185,52 @@ def test_no_k_without_a_program_is_much_better_than_those_with_one(cost, most):
         for chance in np.linspace(0, 0.95, 39):
             speeds = [tokens_a_step(chance, k) / COSTS[cost](slots, k) for k in range(most + 1)]
             assert max(speeds[k] for k in choices) > 0.98 * max(speeds)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Adaptive K over a program of which S = 8 steps take 0.8 seconds, and a function that records a dispatch
+    of so many seconds and returns what S steps are known to take then."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(adaptive_k, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    programs = SimpleNamespace(num_uncompiled=0)
+    config = SimpleNamespace(steps_per_dispatch=8)
+    nothing = dict.fromkeys(("need_for", "run_alone", "times_file"))
+    adaptive = AdaptiveK(programs, None, config, drafts=2, **nothing)
+    size = Size(1, 0, SamplingMode.GREEDY, 3)
+    adaptive.choice.times.seconds[adaptive_k._key(size)] = 0.8
+
+    def record(seconds, steps=8, of=size):
+        clock.now += seconds
+        adaptive.record(SimpleNamespace(steps=steps, decodes=False), None, of)
+        return adaptive.choice.times.seconds[adaptive_k._key(size)]
+
+    return adaptive, record
+
+
+def test_the_time_of_a_dispatch_is_that_of_its_steps(timed):
+    _, record = timed
+    record(9.0, of=None)
+    for steps in (8, 2, 1):
+        assert record(0.1 * steps, steps) == pytest.approx(0.8)
+    assert record(0.4, steps=2) > 0.8
+
+
+def test_a_pause_is_no_time_of_a_dispatch(timed):
+    adaptive, record = timed
+    assert record(9.0) == 0.8  # nothing was read before
+    for _ in range(8):
+        adaptive.time_between_rounds()
+    assert record(9.0) == 0.8  # others may have been timed meanwhile
+    assert record(0.8) == pytest.approx(0.8)
+
+
+def test_steps_that_a_slot_took_no_part_in_are_no_tries():
+    config = SimpleNamespace(steps_per_dispatch=2)
+    nothing = dict.fromkeys(("need_for", "run_alone", "times_file"))
+    adaptive = AdaptiveK(None, None, config, drafts=2, **nothing)
+    dispatch = SimpleNamespace(steps=2, decodes=True, limits=[2, 1], batch=[None] * 2)
+    # The first slot accepts two drafts and ends; the second has one draft a step. A third is not used.
+    outcome = SimpleNamespace(num_tokens=[[3, 1, 0], [0, 2, 0]], accepted=[[2, 0, 0], [0, 1, 0]])
+    adaptive.record(dispatch, outcome, None)
+    assert adaptive.choice.counts.tolist() == [[3, 1], [2, 1]]

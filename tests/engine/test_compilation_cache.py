@@ -1,9 +1,12 @@
+import importlib
 import os
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
+from at_once import Place, at_once
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxspec.engine.compilation_cache import compilation_cache
@@ -101,6 +104,21 @@ def test_the_last_one_out_takes_it_back(cache):
     leave.set()
     other.join()
     assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+def test_threads_that_begin_to_compile_at_once_have_one_cache(cache, monkeypatch):
+    place, folders = Place(), []
+    module = importlib.import_module("jaxspec.engine.compilation_cache")
+    monkeypatch.setattr(module, "_folder", place.watched(module._folder))
+
+    def compile_something():
+        with compilation_cache() as folder:
+            folders.append(folder)
+            while len(folders) < 2:
+                time.sleep(0.001)
+
+    assert at_once(compile_something, compile_something) == []
+    assert (folders, place.visits) == ([cache] * 2, 1)
 
 
 def test_an_error_inside_takes_it_back(cache):

@@ -122,6 +122,17 @@ def test_constrained_drafts_are_not_wasted(tiny_engines, prompts):
         assert stats.accepted > 0.95 * stats.drafted
 
 
+def test_drafts_over_a_vocabulary_of_their_own_are_not_wasted(tiny_engines, prompts):
+    """Of a token that is far the likeliest, every draft is accepted, whatever its number among drafts."""
+    engine = tiny_engines.load("random eagle3", 3)
+    number, token = next((i, t) for i, t in enumerate(engine.drafter.target_ids[...].tolist()) if i != t)
+    assert token != number
+    asked = {"logit_bias": {token: 100.0}, "max_new_tokens": LENGTH, "ignore_eos": True}
+    answer = engine.generate(prompts[2], **asked)
+    assert answer.token_ids == [token] * LENGTH
+    assert answer.stats.accepted == answer.stats.drafted > 0
+
+
 def test_several_steps_in_a_dispatch(tiny_engines, prompts, forward):
     engine = tiny_engines.load(
         "ngram", 3, steps_per_dispatch=4, prefill_batch_size=3, mixed_prefill_tokens=16

@@ -286,6 +286,18 @@ def test_inspection_sees_the_masked_distributions(load, prompts):
         read += len(step.tokens)
 
 
+def test_drafts_over_a_vocabulary_of_their_own_follow_the_grammar(load, prompts):
+    """Others would be rejected, which no token shows."""
+    engine, regex = load("random eagle3", 3), "[a-h]{90}"
+    report = jaxspec.inspect_steps(engine, prompts[1], regex=regex, max_new_tokens=20)
+    automaton = engine.core.grammars.compiled(SamplingParams(regex=regex).grammar).automaton
+    answered = report.generation.token_ids[:1]
+    for step in report.steps:
+        assert automaton.run([*answered, *step.draft_tokens]) >= 0
+        answered += step.tokens
+    assert len(answered) == 20
+
+
 def test_inspection_leaves_out_rows_for_forced_tokens_where_a_compiled_step_does(load, prompts):
     engine = load("eagle3", 2, batch_size=1)
     seen = set()

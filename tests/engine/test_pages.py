@@ -56,6 +56,16 @@ def test_what_was_used_last_is_given_away_last():
     assert [pool.allocate(1) for _ in range(4)] == [[first[1]], [first[0]], [second[1]], [second[0]]]
 
 
+def test_the_copy_of_a_state_that_was_used_last_is_given_away_last():
+    pool, keys = PagePool(num_pages=3, page_size=4, num_states=2), [b"a", b"b", b"c"]
+    for page, key in zip(pool.allocate(3), keys, strict=True):
+        pool.keep(page, key)
+    first, second = pool.keep_state(b"a"), pool.keep_state(b"b")
+    assert pool.state(b"a") == first  # somebody reads it
+    assert pool.keep_state(b"c") == second
+    assert [len(pool.share([key])) for key in keys] == [1, 0, 1]
+
+
 class Counted(OrderedDict):
     """Counts the keys that iterators over it have yielded."""
 

@@ -13,7 +13,7 @@ from flax import nnx
 from programs_when_run import share_programs
 from safetensors.numpy import load_file, save_file
 from several_devices import OWN, run_apart
-from tiny_engines import SIZES, assert_idle, assert_scored, tokens_of
+from tiny_engines import SIZES, assert_idle, assert_scored, limit_pages, tokens_of
 from tiny_gguf import write_packed_gguf
 from tiny_models import changed, on_device, write_eagle3, write_folder, write_target
 from tiny_mtp import LATENT, write_with_mtp
@@ -201,6 +201,60 @@ def test_requests_in_flight_finish_or_are_aborted(engine, files, prompts):
         assert generation.weights_version == version - 1
 
 
+@pytest.mark.parametrize(("in_flight", "reason"), [("finish", "length"), ("abort", "aborted")])
+def test_requests_that_were_put_back_are_of_the_old_weights(
+    engine, files, prompts, monkeypatch, in_flight, reason
+):
+    """They wait in the queue when the update comes, and are as the others that have begun."""
+    engine.update_weights(changed(files / "target", 2))
+    asked = prompts[1:3]
+    expected = tokens_of(engine.generate(asked, ignore_eos=True, **ASK))
+    limit_pages(engine, 10, monkeypatch)  # one is admitted beside the other, but cannot end beside it
+    update = plan_weight_update(
+        engine.target, engine.drafter, changed(files / "target", 3), None, in_flight=in_flight, names=None
+    )
+    requests = [engine.make_request(each, jaxspec.SamplingParams(ignore_eos=True, **ASK)) for each in asked]
+    ended = SimpleQueue()
+
+    def update_when_one_is_back(core):
+        core.add(requests)
+        before = core.scheduler.num_preempted
+        while core.scheduler.num_preempted == before and core.scheduler:
+            core.step()
+        core.update(update)
+
+    for request in requests:
+        request.listener = lambda piece: ended.put(piece.generation)
+    engine._thread.put(update_when_one_is_back)
+    version, answers = update.done.result(60), [ended.get(timeout=60) for _ in requests]
+    assert {answer.weights_version for answer in answers} == {version - 1}
+    assert [answer.finish_reason for answer in answers] == [reason] * 2
+    for request, tokens in zip(requests, expected, strict=True):
+        assert request.token_ids == tokens[: len(request.token_ids)]
+    assert_idle(engine)
+
+
+def test_results_in_flight_do_not_count_for_new_weights(files, prompts):
+    drafter = {"kind": "ngram", "num_speculative_tokens": "auto"}
+    with jaxspec.load(files / "target", drafter=drafter, progress=False, **SIZES) as auto:
+        update = plan_weight_update(
+            auto.target, auto.drafter, changed(files / "target", 3), None, in_flight="abort", names=None
+        )
+        request = auto.make_request(prompts[1], jaxspec.SamplingParams(ignore_eos=True, **ASK))
+
+        def update_while_it_decodes(core):
+            core.add([request])
+            while not any(dispatch.decodes for dispatch, *_ in core._in_flight):
+                core.step()
+            core.update(update)
+
+        auto._thread.put(update_while_it_decodes)
+        update.done.result(60)
+        assert auto.wait_idle(60)
+        assert request.finish_reason == "aborted"
+        assert not auto.core.adaptive_k.choice.counts.any()
+
+
 def begin_and_update(engine, request, update):
     """In one command, so that the request has begun, and has not ended, when the update comes."""
     engine._thread.put(lambda core: (core.add([request]), core.step(), core.update(update)))
@@ -380,6 +434,17 @@ def test_another_librarys_tree(engine, files, prompts):
     assert answers(engine, prompts) == expected
 
 
+def test_names_are_also_those_of_a_drafters_arrays(engine, files, prompts):
+    head = load_file(files / "head" / "model.safetensors")
+    engine.update_weights(drafter=head)
+    expected = answers(engine, prompts)
+    engine.update_weights(drafter={**head, "fc.weight": -head["fc.weight"]})
+    assert answers(engine, prompts) != expected
+    other = {f"eagle.{name}": tensor for name, tensor in head.items()}
+    engine.update_weights(drafter=other, names=lambda path: path.removeprefix("eagle."))
+    assert answers(engine, prompts) == expected
+
+
 def test_the_caller_keeps_its_arrays_and_may_donate_them(engine, files, prompts):
     weights = on_device(changed(files / "target", 10))
     tree = jax.tree.map(jnp.copy, nnx.to_pure_dict(engine.weights))
@@ -407,8 +472,13 @@ def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
         share_programs(engine.programs, loaded.programs)
         engine.update_weights(on_device(tensors))
         assert answers(engine, prompts) == expected
-    with jaxspec.load(folder, weights=on_device(tensors), **options) as engine:
+    own = {f"policy.{name}": tensor for name, tensor in on_device(tensors).items()}
+    names = lambda path: path.removeprefix("policy.")  # noqa: E731
+    with jaxspec.load(folder, weights=own, names=names, **options) as engine:
         share_programs(engine.programs, loaded.programs)
+        assert answers(engine, prompts) == expected
+        engine.update_weights(on_device(changed(folder, 12)))
+        engine.update_weights(own, names=names)
         assert answers(engine, prompts) == expected
 
 

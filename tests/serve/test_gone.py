@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 
 import httpx
@@ -53,6 +54,33 @@ def test_a_client_that_goes_while_it_waits_leaves_the_queue(server, tiny_engine,
         gate.set()
     assert_idle(tiny_engine)
     assert requests[0].finish_reason == "aborted"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_while_programs_compile_is_not_waited_for(
+    server, tiny_engine, monkeypatch, stream
+):
+    compiling, done = threading.Event(), threading.Event()
+    monkeypatch.setattr(tiny_engine.core, "prepare", lambda asked: compiling.set() or done.wait(60))
+
+    async def leave():
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
+            body = {**BODY, "stream": stream, "n": 2, "logit_bias": {"9": 1}}
+            task = asyncio.ensure_future(http.post("/v1/completions", json=body))
+            while not compiling.is_set():
+                await asyncio.sleep(0.01)
+            assert server.engine.num_unfinished == 2
+            task.cancel()
+
+    with submitted(tiny_engine) as requests:
+        try:
+            asyncio.run(leave())
+            wait_for(lambda: server.engine.num_unfinished == 0)
+        finally:
+            done.set()
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+    assert requests == []
+    assert_idle(tiny_engine)
 
 
 def test_half_a_body_is_no_request(server, tiny_engine):

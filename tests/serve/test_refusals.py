@@ -197,6 +197,30 @@ def test_a_full_queue_is_429_and_nobody_else_notices(tiny_engine, gate):
         asyncio.run(main(server.url))
 
 
+@pytest.mark.parametrize("more", [{"n": 3}, {"n": 2, "best_of": 3}, {"prompt": ["w6", "w7", "w8"]}])
+def test_every_answer_takes_a_place(tiny_engine, gate, more):
+    async def main(url):
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+
+            def post(**more):
+                return asyncio.ensure_future(http.post("/v1/completions", json={**TEXT, **more}))
+
+            gate.clear()
+            waiting = [post(**more)]
+            while not server.engine.num_unfinished:
+                await asyncio.sleep(0.01)
+            assert server.engine.num_unfinished == 3
+            assert (await post(n=2)).status_code == 429
+            waiting.append(post())
+            while server.engine.num_unfinished < 4:
+                await asyncio.sleep(0.01)
+            gate.set()
+            assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+
+    with serving(tiny_engine, max_unfinished=4) as server:
+        asyncio.run(main(server.url))
+
+
 def test_a_mistake_of_ours_is_500_without_its_details(tiny_engine, monkeypatch, caplog):
     def wrong(*arguments, **options):
         raise KeyError("a secret")

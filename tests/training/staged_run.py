@@ -14,12 +14,13 @@ IDS = np.arange(5, 245, 3, dtype=np.int32)
 
 
 class Echo:
-    """An engine whose answers are a text and its end; it records what it is asked."""
+    """An engine whose answers are a text and its end, but for those that are cut off; it records what it is
+    asked."""
 
     max_model_len = 999
 
-    def __init__(self, tokens):
-        self.tokens, self.asked = tokens, []
+    def __init__(self, tokens, cut=()):
+        self.tokens, self.cut, self.asked = tokens, cut, []
 
     def make_request(self, prompt, params):
         self.asked.append((prompt, params))
@@ -28,7 +29,8 @@ class Echo:
     def run(self, requests):
         for i, (prompt, params) in enumerate(requests):
             tokens = [*self.tokens, *prompt[-1:], 2][-params.max_new_tokens :]
-            yield i, Generation("", tokens, "stop", prompt, AcceptanceStats(), params.seed)
+            reason = "length" if i in self.cut else "stop"
+            yield i, Generation("", tokens, reason, prompt, AcceptanceStats(), params.seed)
 
 
 def opened(files, tmp_path, target=None, **sections):

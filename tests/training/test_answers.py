@@ -55,7 +55,8 @@ def test_interrupted_answers_go_on(tmp_path, monkeypatch):
 
 def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path, monkeypatch):
     def run(requests):
-        return ((i, SimpleNamespace(token_ids=ids, finish_reason="stop")) for i, ids in enumerate(requests))
+        for i, ids in enumerate(requests):
+            yield i, SimpleNamespace(token_ids=ids, finish_reason=("stop", "length")[ids[0] % 2])
 
     engine = SimpleNamespace(make_request=lambda ids, params: ids, run=run, max_model_len=8)
     prompts, save, saved = [[i] for i in range(6)], TokenRows.save, []
@@ -73,3 +74,4 @@ def test_ctrl_c_right_after_a_shard_is_written_leaves_every_answer_once(tmp_path
         module.generate_answers(engine, prompts, lambda _: one, tmp_path, label="")
     answers = module.generate_answers(engine, prompts, lambda _: one, tmp_path, label="")
     assert [(i, tokens.tolist()) for i, tokens, _ in answers.rows()] == [(i, [i]) for i in range(6)]
+    assert answers.stopped.tolist() == [True, False] * 3

@@ -73,6 +73,15 @@ def test_every_validation_row_is_in_a_batch(size):
     assert PackedSource(conversations, [], 16).padded_batches(size) == []
 
 
+def test_every_epoch_has_all_rows_in_an_order_of_its_own():
+    conversations = join_answers(PROMPTS, ANSWERS, longest=128)
+    source = PackedSource(conversations, [[i] for i in range(8)], 16)
+    batches = training_batches(source, batch_size=4, seed=5)
+    epochs = [[row[0] // 100 for _ in range(2) for row in next(batches)["tokens"]] for _ in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 3
+    assert len({tuple(epoch) for epoch in (*epochs, range(8))}) == 4
+
+
 def test_batches_go_on_from_a_saved_position():
     conversations = join_answers(PROMPTS, ANSWERS, longest=128)
     source = PackedSource(conversations, [[i] for i in range(8)], 16)

@@ -89,8 +89,10 @@ def test_only_what_a_user_says_repeats_a_held_out_prompt(tmp_path):
     def chat(text):
         return {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": text}]}
 
-    report = prompts_stage(tmp_path, [chat("sun"), chat("moon"), chat("red one")], [chat("moon")])
-    assert (report["held_out"], report["prompts"]) == (1, 2)
+    turns = [{"role": "user", "content": "moon"}, {"role": "assistant", "content": "yes"}]
+    long = {"messages": [*turns, {"role": "user", "content": "two"}]}
+    report = prompts_stage(tmp_path, [chat("sun"), chat("moon"), chat("red one"), long], [chat("moon")])
+    assert (report["held_out"], report["prompts"]) == (2, 2)
 
 
 def test_prompts_that_differ_in_signs_are_different_and_an_answer_is_kept(tmp_path):

@@ -42,7 +42,7 @@ EVALUATE = {"temperatures": (0.0, 0.5), "seeds": (8, 9), "max_new_tokens": 7}
 
 def test_every_key_of_the_evaluation_reaches_its_answers(files, tmp_path, monkeypatch, vocabulary):
     assert_complete("[evaluate]", fields(EvaluateConfig), EVALUATE, {"files", "num_speculative_tokens"})
-    config = EvaluateConfig(files=("a.jsonl",), num_speculative_tokens=2, **EVALUATE)
+    config = EvaluateConfig(files=("a.jsonl", "b.jsonl"), num_speculative_tokens=2, **EVALUATE)
     asked = [(0.0, 8), (0.5, 8), (0.5, 9)]
     engine = Echo([5])
     measure(engine, {"set": [[1, 2]]}, config)
@@ -58,7 +58,9 @@ def test_every_key_of_the_evaluation_reaches_its_answers(files, tmp_path, monkey
 
     def measured(engine, prompts, asked, **label):
         calls.append((engine, prompts, asked))
-        return {}
+        accepted = 6 // len(calls)  # of the trained head, then of what it is to beat
+        found = {"prompts": 1, "acceptance_length": 1 + accepted / 3, "acceptance_length_interval": None}
+        return {"a.jsonl temperature 0": found | {"by_prompt": [(accepted, 3)]}}
 
     monkeypatch.setattr(pipeline, "measure", measured)
     run = opened(files, tmp_path, evaluate=config, vocabulary=VocabularyConfig(IDS.size))
@@ -66,8 +68,11 @@ def test_every_key_of_the_evaluation_reaches_its_answers(files, tmp_path, monkey
     ((positions, head), prompts, asked), ((_, baseline), before, _) = calls
     longest = max(len(ids) for ids in prompts["a.jsonl"])
     assert (positions, head, asked) == (longest + 7, ("trained", "state"), config)
-    assert {name: len(ids) for name, ids in prompts.items()} == {"held-out": 1, "a.jsonl": 20}
+    sizes = {"held-out": 1, "a.jsonl": 20, "b.jsonl": 4}
+    assert {name: len(ids) for name, ids in prompts.items()} == sizes
     assert before == prompts
+    (compared,) = run._folder("evaluate").results["compared"].values()
+    assert (compared["before"], compared["after"], compared["gain"]) == (2, 3, 1)
     assert baseline.num_speculative_tokens == run._new_head().num_speculative_tokens == 2
 
 
@@ -89,10 +94,11 @@ def test_every_key_of_the_export_is_in_what_is_exported(files, tmp_path, monkeyp
         pipeline.Pipeline, "_trained", lambda self: (SimpleNamespace(masters=lambda s: s), "state")
     )
     monkeypatch.setattr(pipeline, "export_head", give)
-    told = ExportConfig("my/target", "MIT", ("rows of mine, CC0",), "jaxspec train --it")
+    told = ExportConfig("my/target", "MIT", ("rows of mine, CC0", "others, MIT"), "jaxspec train --it")
     (head, _, folder), options = given(opened(files, tmp_path, export=told).run_stage, "export")
     assert (head, folder.parent.name, options["target_name"]) == ("state", "export", "my/target")
-    for text in ("my/target", "| licence | MIT |", "- rows of mine, CC0", "jaxspec train --it"):
+    data = ("- rows of mine, CC0", "- others, MIT")
+    for text in ("my/target", "| licence | MIT |", *data, "jaxspec train --it"):
         assert text in options["card"]
     _, options = given(opened(files, tmp_path / "plain").run_stage, "export")
     assert options["target_name"] == str(files / "target")

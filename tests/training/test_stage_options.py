@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from options import assert_complete, fields
 from staged_run import IDS, Echo, give, given, opened
@@ -13,15 +14,18 @@ from jaxspec.sampling import SamplingMode
 from jaxspec.training import pipeline
 from jaxspec.training.config import (
     AverageConfig,
+    EvaluateConfig,
+    ExportConfig,
     HeadConfig,
     PromptsConfig,
     ResponsesConfig,
+    TrainConfig,
     TrainingRun,
     VocabularyConfig,
 )
 from jaxspec.training.prompts import HELD_OUT, PROMPTS, make_prompts
 from jaxspec.training.responses import make_responses
-from jaxspec.training.stage_folder import StageFolder
+from jaxspec.training.stage_folder import STAGES, StageFolder
 from jaxspec.training.token_rows import TokenRows, read_shards
 
 
@@ -30,11 +34,11 @@ def prompts(files, tokenizer, tmp_path):
     """Makes prompts; returns the results, the prompts and the engine."""
     folders = iter(range(100))
 
-    def make(**section):
+    def make(longest=100, cut=(), **section):
         config = PromptsConfig(**{"files": ("a.jsonl",), **section})
         folder = StageFolder(tmp_path / f"{next(folders)}", "prompts", {})
-        engine = Echo(tokenizer.encode("one two three "))
-        make_prompts(config, tokenizer, folder, data=files, engine=engine, longest=100, ends=(2,))
+        engine = Echo(tokenizer.encode("one two three "), cut)
+        make_prompts(config, tokenizer, folder, data=files, engine=engine, longest=longest, ends=(2,))
         read = [TokenRows.load(folder.path / name).sequences() for name in (PROMPTS, HELD_OUT)]
         return folder.results, *[[ids.tolist() for ids in each] for each in read], engine
 
@@ -49,16 +53,19 @@ def test_every_key_of_prompts_decides_which_there_are(prompts):
     assert (default["prompts"], default["held_out"], len(kept), apart, engine.asked) == (20, 0, 20, [], [])
     assert prompts(files=("a.jsonl", "b.jsonl"))[0]["from_files"] == 24
     assert prompts(held_out=("apart.jsonl",))[0]["held_out"] == 1
+    assert prompts(held_out=("b.jsonl", "apart.jsonl"))[0]["held_out"] == 1
     _, trained, held_out, _ = prompts(held_out_share=0.2)
     assert len(held_out) == 5  # a quarter of them
     assert not {*map(tuple, trained)} & {*map(tuple, held_out)}
     with_long = {"files": ("a.jsonl", "long.jsonl")}
     assert prompts(**with_long)[0]["too_long"] == 0
     assert prompts(**with_long, max_tokens=50)[0]["too_long"] == 1
+    assert prompts(**with_long, longest=50)[0]["too_long"] == 1
     other = prompts(seed=5)[1]
     assert (other != kept, sorted(other) == sorted(kept)) == (True, True)
     found, _, _, engine = prompts(synthetic=3, synthetic_temperature=0.5, synthetic_max_tokens=90, seed=5)
     assert found["synthetic"] == 3
+    assert prompts(synthetic=3, cut=(1,))[0]["synthetic"] == 2
     params = [SamplingParams(temperature=0.5, max_new_tokens=90, seed=(5 << 32) + i) for i in range(3)]
     assert [each for _, each in engine.asked] == params
 
@@ -69,13 +76,14 @@ def test_every_key_of_responses_decides_how_prompts_are_answered(tmp_path):
         fields(ResponsesConfig),
         {"temperatures", "extra_temperatures", "max_new_tokens", "seed"},
     )
-    config = ResponsesConfig(temperatures=(0.5, 0.7), extra_temperatures=(0.9,), max_new_tokens=9, seed=3)
+    config = ResponsesConfig(temperatures=(0.5, 0.7), extra_temperatures=(0.9, 1.1), max_new_tokens=9, seed=3)
     rows = TokenRows.of((i, [10 + i], True) for i in range(4))
     given = TokenRows.of([(1, [77, 2], True)])
     folder, engine = StageFolder(tmp_path, "responses", {}), Echo([6, 7])
     make_responses(config, rows, given, folder, lambda: engine)
     # The second brought its answer.
     wanted = {0: (10, 0.5), 2: (12, 0.5), 3: (13, 0.7), 4: (10, 0.9), 6: (12, 0.9), 7: (13, 0.9)}
+    wanted |= {8: (10, 1.1), 10: (12, 1.1), 11: (13, 1.1)}
     assert engine.asked == [
         ([prompt], SamplingParams(temperature=temperature, max_new_tokens=9, seed=(3 << 32) + i))
         for i, (prompt, temperature) in wanted.items()
@@ -137,6 +145,58 @@ def test_the_engine_is_the_runs_and_ends_answers_where_the_target_does(files, tm
     assert options["eos_token_ids"] == run.checkpoint.eos_token_ids == (2,)
     assert (drafter.num_speculative_tokens, options["sampling_modes"]) == (0, (SamplingMode.TEMPERATURE,))
     assert given(run._engine, 50, "a head")[0] == (target, "a head")
+
+
+FROM = {
+    "target": "prompts",
+    "engine": "prompts",
+    "prompts": "prompts",
+    "responses": "responses",
+    "vocabulary": "vocabulary",
+    "head": "vocabulary",
+    "train": "train",
+}
+"""By section, the first stage that is begun anew if the section changes; all later ones follow it."""
+CHANGED = {
+    "engine": EngineConfig(cache_dtype="bfloat16"),
+    "prompts": PromptsConfig(seed=1),
+    "responses": ResponsesConfig(seed=1),
+    "vocabulary": VocabularyConfig(100),
+    "head": HeadConfig(fc_norm=True),
+    "train": TrainConfig(seed=1),
+    "average": AverageConfig(0.5),
+    "evaluate": EvaluateConfig(seeds=(1,)),
+    "export": ExportConfig(license="MIT"),
+}
+
+
+def test_a_section_that_changes_begins_every_stage_anew_that_depends_on_it(files, tmp_path, monkeypatch):
+    sections = {each.name for each in dataclasses.fields(TrainingRun)}
+    only = {"average": {"evaluate", "export"}, "evaluate": {"evaluate"}, "export": {"export"}}
+    assert_complete("a training file", sections, FROM, only)
+    run = opened(files, tmp_path)
+    before = {stage: run._settings(stage) for stage in STAGES}
+    changes = CHANGED | {"target": SourceConfig(str(files / "target"), file="other")}
+    monkeypatch.setattr(TrainingRun, "__post_init__", lambda run: None)  # an average needs a head
+    for section, value in changes.items():
+        run.run = dataclasses.replace(run.run, **{section: value})
+        after = {stage: run._settings(stage) for stage in STAGES}
+        begun = {stage for stage in STAGES if before[stage] != after[stage]}
+        assert begun == only.get(section, {*STAGES[STAGES.index(FROM.get(section, "export")) :]}), section
+        before = after
+
+
+def test_a_draft_vocabulary_is_filled_up_with_what_the_head_that_is_adapted_knows(
+    files, tmp_path, monkeypatch
+):
+    answers = TokenRows.of([(0, [7] * 9, True)])
+    monkeypatch.setattr(pipeline.Pipeline, "_finished", lambda self, stage: self._folder(stage))
+    monkeypatch.setattr(pipeline, "read_shards", lambda path: answers)
+    monkeypatch.setattr(pipeline, "choose_vocabulary", give)
+    run = opened(files, tmp_path, head=HeadConfig(initial="head"))
+    (counts, size), known = given(run.run_stage, "vocabulary")
+    assert (counts[7], counts.sum(), size) == (9, 9, IDS.size)
+    np.testing.assert_array_equal(known["known"], IDS)
 
 
 def test_stages_get_the_sections_of_the_run(files, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from options import assert_complete, fields
+from safetensors.numpy import load_file
 from staged_run import IDS, give, given, opened
 
 from jaxspec.checkpoints import open_checkpoint
@@ -22,6 +23,7 @@ from jaxspec.training.config import (
     VocabularyConfig,
 )
 from jaxspec.training.head import head_config, is_trained, new_head
+from jaxspec.training.loss import StepSums
 from jaxspec.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxspec.training.packing import Conversations
 from jaxspec.training.sizes import resolve_sizes
@@ -91,6 +93,17 @@ def test_every_key_of_the_optimiser_changes_an_update(files):
     assert float(learning_rate_schedule(replace(SIZED, learning_rate=1e-3, steps=80))(40)) > 0.3e-3
 
 
+def test_a_new_head_has_the_output_rows_and_the_norm_of_its_target(files):
+    target = load_target(open_checkpoint(files / "target"), dtype=jnp.float32)
+    target.norm.scale.set_value(jnp.arange(1.0, 33.0))
+    shape = head_config(HeadConfig(), target.config, IDS.size)
+    head = new_head(shape, target, IDS, num_speculative_tokens=3, seed=0)
+    np.testing.assert_array_equal(head.norm.scale[...], target.norm.scale[...])
+    np.testing.assert_array_equal(head.head.kernel[...], target.output_kernel[:, IDS])
+    np.testing.assert_array_equal(head.draft_ids[...][IDS], np.arange(IDS.size))
+    assert (head.draft_ids[...] >= 0).sum() == IDS.size
+
+
 LOSS = {"num_unroll_steps": 3, "step_decay": 0.3, "objective": "total_variation"}
 
 
@@ -113,6 +126,26 @@ def test_every_key_of_the_loss_reaches_it(files, monkeypatch):
         assert told.value.args == (LOSS,)
 
 
+def test_the_cross_entropy_gives_way_to_the_total_variation_in_the_first_half(files, monkeypatch):
+    target = load_target(open_checkpoint(files / "target"), dtype=jnp.float32)
+    head = new_head(
+        head_config(HeadConfig(), target.config, 80), target, IDS, num_speculative_tokens=3, seed=0
+    )
+
+    def loss(*models, cross_entropy_weight, **options):
+        weight = jnp.reshape(jnp.float32(cross_entropy_weight), 1)
+        return jnp.float32(0), StepSums(weight, weight, weight, weight)
+
+    monkeypatch.setattr(trainer, "unrolled_loss", loss)
+    trains = trainer.Trainer(head, target, replace(SIZED, steps=40))
+
+    def weight_at(step):
+        _, sums = trains.update(replace(trains.initial_state(), step=jnp.int32(step)), None)
+        return float(sums.loss[0])
+
+    assert [weight_at(step) for step in (0, 5, 10, 20, 39)] == [1.0, 0.75, 0.5, 0.0, 0.0]
+
+
 @pytest.fixture
 def looped(tmp_path, monkeypatch):
     """Runs the stage up to its loop, over thirty conversations of a token of their own; returns the tokens of
@@ -130,9 +163,9 @@ def looped(tmp_path, monkeypatch):
         raise InterruptedError(batches, validation)
 
     monkeypatch.setattr(train_module, "_loop", loop)
-    conversations = Conversations(np.repeat(np.arange(100, 130), 8), np.arange(0, 241, 8), np.full(30, 3))
+    thirty = Conversations(np.repeat(np.arange(100, 130), 8), np.arange(0, 241, 8), np.full(30, 3))
 
-    def run(**changes):
+    def run(conversations=thirty, **changes):
         folder = StageFolder(tmp_path / "out", "train", {})
         with pytest.raises(InterruptedError) as told:
             train_module.train(None, None, conversations, replace(SIZED, **changes), folder)
@@ -155,6 +188,13 @@ def test_rows_are_as_many_and_as_long_as_asked_and_those_of_validation_are_not_t
     assert looped(validation_rows=0)[1] == []
     assert not np.array_equal(looped(seed=3)[0], trained)
     np.testing.assert_array_equal(looped()[0], trained)
+
+
+def test_conversations_whose_prompt_fills_a_row_are_left_out(looped):
+    lengths = np.tile([3, 15], 15)  # of 20 tokens, of which a row has 16
+    conversations = Conversations(np.repeat(np.arange(100, 130), 20), np.arange(0, 601, 20), lengths)
+    trained, validation = looped(conversations)
+    assert not ({*np.unique(trained)} | {*np.unique(validation)}) & {*range(101, 130, 2)}
 
 
 class Loader:
@@ -219,6 +259,8 @@ def test_training_starts_from_the_head_that_is_adapted_or_from_its_seed(
     run = opened(files, tmp_path, head=HeadConfig(initial="head"))
     for ours, initial in zip(adapted, jax.tree.leaves(nnx.state(run._initial, is_trained)), strict=True):
         np.testing.assert_array_equal(ours, initial)
+    saved = load_file(files / "head" / "model.safetensors")["fc.weight"]
+    assert any(np.array_equal(ours, saved.T) for ours in adapted)  # with all of its bits
     default, config = trained("default")
     other, _ = trained("other", train=TrainConfig(seed=1))
     assert any(not np.array_equal(*pair) for pair in zip(default, other, strict=True))
