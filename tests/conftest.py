@@ -98,7 +98,7 @@ FIRST = [
     "grammar/test_grammar_texts.py",
     "attention/test_row_blocks.py",
     "test_fuzz_config.py",
-    "kernels/test_delta_rule.py",
+    "kernels/test_linear_recurrence.py",
     "engine/test_fresh_metadata.py",
     "kernels/test_packed_weight.py",
 ]

@@ -113,7 +113,7 @@ WHOLE = {
     # Kernels: each once in quick, and all formats, paths and shapes here.
     "kernels/": r"any_company|any_layout|is_no_number",
     "kernels/test_coded_cache.py": r"codes_stand_for\[numba-K",
-    "kernels/test_delta_rule.py": r"in_place\[numba-a wide",
+    "kernels/test_linear_recurrence.py": r"in_place\[numba-(Mamba-2, )?a wide",
     "kernels/test_gumbel_sample.py": r"heavy_tail",
     "kernels/test_expert_matmul_numba.py": r"every_path|mxfp4_of_a",
     "kernels/test_int8_matmul.py": r"those_beside_it|every_path.*\[(?!Q4_1)",

@@ -88,20 +88,19 @@ class Recurrence:
         rows: jax.Array,
         rule: Rule,
         kernels: tuple[Callable[..., tuple[jax.Array, ...]], Callable[..., tuple[jax.Array, ...]]],
-        weights: tuple[jax.Array | None, ...],
     ) -> "Recurrence":
         """A rule with the operations that are its `verify` and `read`.
 
-        These take and return the arrays one by one, and take the layer's weights last.
+        These take and return the arrays one by one, and take the rule last.
         """
         step, scan = kernels
 
         def verify(arrays: States, *given: jax.Array) -> tuple[States, jax.Array, jax.Array]:
-            *updated, pending, outputs = step(*arrays, *given, *weights)
+            *updated, pending, outputs = step(*arrays, *given, rule)
             return tuple(updated), pending, outputs
 
         def read(arrays: States, *given: jax.Array) -> tuple[States, jax.Array]:
-            *updated, outputs = scan(*arrays, *given, *weights)
+            *updated, outputs = scan(*arrays, *given, rule)
             return tuple(updated), outputs
 
         return cls(shape, rows, rule.step, rule.chunk, verify, read)

@@ -1,4 +1,4 @@
-"""Layers of gated delta rules, whose states map keys to values (`jaxspec_kernels.delta_rule`).
+"""Layers of gated delta rules, whose states map keys to values (`jaxspec_kernels.linear_recurrence`).
 
 Source: the `Qwen3NextGatedDeltaNet` of transformers.
 """
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxspec_kernels.delta_rule import DeltaRule, delta_scan, delta_step
+from jaxspec_kernels.linear_recurrence import DeltaRule, recurrence_scan, recurrence_step
 
 from jaxspec.attention import AnyMemory, Recurrence, RopeTables, StateShape
 from jaxspec.config import ModelConfig
@@ -91,15 +91,15 @@ class GatedDeltaNet(nnx.Module):
         heads, channels = projected.shape[1], num_channels(self.config)
         gated = self.config.group * self.config.value_size
         mixed, gates, scalars = jnp.split(projected, [channels, channels + gated], axis=-1)
-        weights = (
+        rule = DeltaRule(
             self.conv[...],
             local_part(self.log_decay[...].reshape(-1, self.config.group), heads),
             local_part(self.step_bias[...].reshape(-1, self.config.group), heads),
+            self.config.key_size,
         )
         rows = jnp.concatenate([mixed, scalars], axis=-1)
-        rule = DeltaRule(*weights, self.config.key_size)
         recurrence = Recurrence.with_kernels(
-            delta_state_shape(self.config), rows, rule, (delta_step, delta_scan), weights
+            delta_state_shape(self.config), rows, rule, (recurrence_step, recurrence_scan)
         )
         read, memory = memory.recur(layer, recurrence)
         gates = memory.outputs(layer, gates).reshape(read.shape)

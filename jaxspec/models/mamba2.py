@@ -1,4 +1,4 @@
-"""Mamba-2 layers, whose states map keys to values (`jaxspec_kernels.mamba2`)."""
+"""Mamba-2 layers, whose states map keys to values (`jaxspec_kernels.linear_recurrence`)."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxspec_kernels.mamba2 import Mamba2Rule, mamba_scan, mamba_step
+from jaxspec_kernels.linear_recurrence import Mamba2Rule, recurrence_scan, recurrence_step
 
 from jaxspec.attention import AnyMemory, Recurrence, RopeTables, StateShape
 from jaxspec.config.mamba import MambaConfig
@@ -109,19 +109,19 @@ class Mamba2(nnx.Module):
         if self.input_bias is not None:
             projected = projected + self.input_bias[...]
         groups, values = projected.shape[1], self.config.sections[0]
-        weights = (
+        rule = Mamba2Rule(
             self.conv[...],
             None if self.conv_bias is None else self.conv_bias[...],
             self.log_decay[...],
             self.step_bias[...],
             self.skip[...],
+            self.config.state_size,
         )
         recurrence = Recurrence.with_kernels(
             mamba_state_shape(self.config),
             projected[..., values:],
-            Mamba2Rule(*weights, self.config.state_size),
-            (mamba_step, mamba_scan),
-            weights,
+            rule,
+            (recurrence_step, recurrence_scan),
         )
         read, memory = memory.recur(layer, recurrence)
         gates = memory.outputs(layer, projected[..., :values]).astype(jnp.float32)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.delta_rule.reference import delta_step as delta_reference
-from jaxspec_kernels.mamba2.reference import mamba_step as mamba_reference
+from jaxspec_kernels.linear_recurrence.reference import recurrence_step as reference
+from jaxspec_kernels.linear_recurrence.rules import DeltaRule, Rule
 from jaxspec_kernels.vector_code import FLOAT, VectorCode, word
 from llvmlite import ir
 from numba import types
@@ -25,44 +25,25 @@ _ALONE = 1 << 18
 """Below so many numbers of states to go through, waking another thread takes longer than its half."""
 
 
-def delta_step(
+def recurrence_step(
     state: jax.Array,
     inputs: jax.Array,
     pending: jax.Array,
     rows: jax.Array,
     place: jax.Array,
     unapplied: jax.Array,
-    conv: jax.Array,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
+    rule: Rule,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `delta_rule.reference`, which computes other cases than those in float32."""
+    """See `reference`, which computes other cases than those in float32."""
     given = (state, inputs, pending, rows, place, unapplied)
-    if not _is_for(state, inputs, pending, rows, conv):
-        return delta_reference(*given, conv, log_decay, step_bias)
-    return _call(given, (conv, log_decay, step_bias))
-
-
-def mamba_step(
-    state: jax.Array,
-    inputs: jax.Array,
-    pending: jax.Array,
-    rows: jax.Array,
-    place: jax.Array,
-    unapplied: jax.Array,
-    conv: jax.Array,
-    conv_bias: jax.Array | None,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
-    skip: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `mamba2.reference`, which computes other cases than those in float32."""
-    given = (state, inputs, pending, rows, place, unapplied)
-    if not _is_for(state, inputs, pending, rows, conv):
-        return mamba_reference(*given, conv, conv_bias, log_decay, step_bias, skip)
-    if conv_bias is None:
-        conv_bias = jnp.zeros((conv.shape[0], conv.shape[2]), jnp.float32)
-    return _call(given, (conv, log_decay, step_bias, conv_bias.astype(jnp.float32), skip))
+    if not _is_for(state, inputs, pending, rows, rule.conv):
+        return reference(*given, rule)
+    weights = rule.conv, rule.log_decay, rule.step_bias
+    if isinstance(rule, DeltaRule):
+        return _call(given, weights)
+    channels = (rule.conv.shape[0], rule.conv.shape[2])
+    bias = jnp.zeros(channels) if rule.conv_bias is None else rule.conv_bias
+    return _call(given, (*weights, bias.astype(jnp.float32), rule.skip))
 
 
 def _is_for(*arrays: jax.Array) -> bool:

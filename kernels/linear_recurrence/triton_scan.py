@@ -16,15 +16,9 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jax import lax
-from jaxspec_kernels.delta_rule.reference import delta_scan as delta_reference
-from jaxspec_kernels.linear_recurrence.triton_step import (
-    delta_layout,
-    mamba_layout,
-    silu,
-    softplus,
-    unit_rows,
-)
-from jaxspec_kernels.mamba2.reference import mamba_scan as mamba_reference
+from jaxspec_kernels.linear_recurrence.reference import recurrence_scan as reference
+from jaxspec_kernels.linear_recurrence.rules import Rule
+from jaxspec_kernels.linear_recurrence.triton_step import layout, silu, softplus, some, unit_rows
 from jaxspec_kernels.triton_call import triton_call
 
 _NOWHERE = jnp.iinfo(jnp.int32).max
@@ -33,7 +27,7 @@ KEEPS: tl.constexpr = tl.constexpr(-2)
 """In place of where a state is: the one that the group before has left is still held."""
 
 
-def delta_scan(
+def recurrence_scan(
     state: jax.Array,
     inputs: jax.Array,
     rows: jax.Array,
@@ -42,60 +36,11 @@ def delta_scan(
     source: jax.Array,
     place: jax.Array,
     copy: jax.Array,
-    conv: jax.Array,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
+    rule: Rule,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See `delta_rule.reference`. Products of 16-bit rows have factors of 16 bits, and float32 sums."""
-    given = (state, inputs, rows, count, is_start, source, place, copy)
+    """See `reference`. Products of 16-bit rows have factors of 16 bits, and float32 sums."""
     if _is_for_xla(state, rows):
-        return delta_reference(*given, conv, log_decay, step_bias)
-    return _scan(*given, conv, None, log_decay, step_bias, None, **delta_layout(state.shape))
-
-
-def mamba_scan(
-    state: jax.Array,
-    inputs: jax.Array,
-    rows: jax.Array,
-    count: jax.Array,
-    is_start: jax.Array,
-    source: jax.Array,
-    place: jax.Array,
-    copy: jax.Array,
-    conv: jax.Array,
-    conv_bias: jax.Array | None,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
-    skip: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See `mamba2.reference`. Products of 16-bit rows have factors of 16 bits, and float32 sums."""
-    given = (state, inputs, rows, count, is_start, source, place, copy)
-    if _is_for_xla(state, rows):
-        return mamba_reference(*given, conv, conv_bias, log_decay, step_bias, skip)
-    return _scan(*given, conv, conv_bias, log_decay, step_bias, skip, **mamba_layout(state.shape))
-
-
-def _is_for_xla(state: jax.Array, rows: jax.Array) -> bool:
-    """Without tensor cores, as in float32, XLA's larger products are faster."""
-    return not rows.size or (rows.dtype == jnp.float32 and state.shape[-2] >= 64)
-
-
-def _scan(
-    state: jax.Array,
-    inputs: jax.Array,
-    rows: jax.Array,
-    count: jax.Array,
-    is_start: jax.Array,
-    source: jax.Array,
-    place: jax.Array,
-    copy: jax.Array,
-    conv: jax.Array,
-    conv_bias: jax.Array | None,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
-    skip: jax.Array | None,
-    **layout: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return reference(state, inputs, rows, count, is_start, source, place, copy, rule)
     groups, length, heads, width = rows.shape
     places, _, group, key_size, value_size = state.shape
     before, channels = inputs.shape[2:]
@@ -105,7 +50,7 @@ def _scan(
     source = jnp.where(is_start, -1, source)
     place, copy = (jnp.where(count > 0, x, _NOWHERE) for x in (place, copy))
     sizes: dict[str, Any] = {
-        **layout,
+        **layout(rule),
         "length": length,
         "heads": heads,
         "group": group,
@@ -120,15 +65,15 @@ def _scan(
     active, last = triton_call(
         _inputs_kernel,
         (
-            *(inputs, rows, count, *_rows_before(source, place, copy, count, length, before), conv),
-            conv if conv_bias is None else conv_bias,  # never read if there is none
+            *(inputs, rows, count, *_rows_before(source, place, copy, count, length, before)),
+            *(rule.conv, some(rule.conv_bias, rule.conv)),
         ),
         [
             jax.ShapeDtypeStruct((groups, tiles * tile, heads, channels), rows.dtype),
             jax.ShapeDtypeStruct((groups, *inputs.shape[1:]), inputs.dtype),
         ],
         grid=(groups * tiles, heads, 2 + group),
-        has_bias=conv_bias is not None,
+        has_bias=rule.conv_bias is not None,
         before=before,
         width=width,
         block=max(triton.next_power_of_2(max(key_size, value_size)), 16),
@@ -136,10 +81,10 @@ def _scan(
         **sizes,
     )
     by_tile = (groups, tiles, heads * group)
-    gates = (rows, count, log_decay, step_bias)
+    gates = (rows, count, rule.log_decay, rule.step_bias)
     decays_shape = jax.ShapeDtypeStruct((*by_tile, 2, tile), jnp.float32)
     of_tiles: dict[str, Any] = {"grid": (groups * tiles, heads * group), "width": width, **sizes}
-    if skip is None:
+    if rule.corrects:
         squares = jax.ShapeDtypeStruct((*by_tile, tile, tile), rows.dtype)
         decays, inverses, products = triton_call(
             _solve_kernel,
@@ -157,7 +102,7 @@ def _scan(
     state, outputs = triton_call(
         _scan_kernel,
         (
-            *(state, active, decays, inverses, products, step_bias if skip is None else skip),
+            *(state, active, decays, inverses, products, some(rule.skip, rule.step_bias)),
             *(count, _begins(source, place, count), place, copy),
         ),
         [jax.ShapeDtypeStruct((groups, length, heads, group, value_size), jnp.float32)],
@@ -172,6 +117,11 @@ def _scan(
         **sizes,
     )
     return state, _put_last(inputs, last, place, copy), outputs
+
+
+def _is_for_xla(state: jax.Array, rows: jax.Array) -> bool:
+    """Without tensor cores, as in float32, XLA's larger products are faster."""
+    return not rows.size or (rows.dtype == jnp.float32 and state.shape[-2] >= 64)
 
 
 def _rows_before(

@@ -10,74 +10,23 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.linear_recurrence.rules import Rule
 from jaxspec_kernels.triton_call import triton_call
 
 _COLUMNS = 16
 """Columns of a program. Always the same, for the order of sums follows from it."""
 
 
-def delta_step(
+def recurrence_step(
     state: jax.Array,
     inputs: jax.Array,
     pending: jax.Array,
     rows: jax.Array,
     place: jax.Array,
     unapplied: jax.Array,
-    conv: jax.Array,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
+    rule: Rule,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `delta_rule.reference`."""
-    given = (state, inputs, pending, rows, place, unapplied)
-    return _step(*given, conv, None, log_decay, step_bias, None, **delta_layout(state.shape))
-
-
-def mamba_step(
-    state: jax.Array,
-    inputs: jax.Array,
-    pending: jax.Array,
-    rows: jax.Array,
-    place: jax.Array,
-    unapplied: jax.Array,
-    conv: jax.Array,
-    conv_bias: jax.Array | None,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
-    skip: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """See `mamba2.reference`."""
-    given = (state, inputs, pending, rows, place, unapplied)
-    return _step(*given, conv, conv_bias, log_decay, step_bias, skip, **mamba_layout(state.shape))
-
-
-def delta_layout(state: tuple[int, ...]) -> dict[str, Any]:
-    """Where the queries, keys and values of a head are among its channels, by the shape of the states, and
-    whether what a state gave for a key is taken from the key's new value."""
-    size = state[3]
-    return {"query_of": 0, "key_of": size, "value_of": 2 * size, "corrects": True}
-
-
-def mamba_layout(state: tuple[int, ...]) -> dict[str, Any]:
-    """As of `delta_layout`."""
-    _, _, group, key_size, value_size = state
-    key = group * value_size
-    return {"query_of": key + key_size, "key_of": key, "value_of": 0, "corrects": False}
-
-
-def _step(
-    state: jax.Array,
-    inputs: jax.Array,
-    pending: jax.Array,
-    rows: jax.Array,
-    place: jax.Array,
-    unapplied: jax.Array,
-    conv: jax.Array,
-    conv_bias: jax.Array | None,
-    log_decay: jax.Array,
-    step_bias: jax.Array,
-    skip: jax.Array | None,
-    **layout: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """See `reference`."""
     groups, count, heads, width = rows.shape
     places, _, group, key_size, value_size = state.shape
     before, channels = inputs.shape[2:]
@@ -86,7 +35,7 @@ def _step(
     if not rows.size:
         return state, inputs, pending, jnp.zeros(created.shape, created.dtype)
     sizes: dict[str, Any] = {
-        **layout,
+        **layout(rule),
         "places": places,
         "heads": heads,
         "group": group,
@@ -96,10 +45,9 @@ def _step(
         "total": most + count,
         "fuses": False,
     }
-    # Another array in the place of one that there is not is never read.
     updated = [inputs, pending] if most else [inputs]
-    bias = conv if conv_bias is None else conv_bias
-    given = (*updated, *(() if most else (rows,)), rows, place, unapplied, conv, bias, log_decay, step_bias)
+    weights = (rule.conv, some(rule.conv_bias, rule.conv), rule.log_decay, rule.step_bias)
+    given = (*updated, *(() if most else (rows,)), rows, place, unapplied, *weights)
     *updated, active, gates = triton_call(
         _inputs_kernel,
         given,
@@ -110,7 +58,7 @@ def _step(
         in_place=len(updated),
         grid=(groups, heads, 2 + group),
         most=most,
-        has_bias=conv_bias is not None,
+        has_bias=rule.conv_bias is not None,
         before=before,
         channels=channels,
         width=width,
@@ -123,7 +71,7 @@ def _step(
     columns = min(triton.next_power_of_2(value_size), _COLUMNS)
     state, outputs = triton_call(
         _step_kernel,
-        (state, active, gates, place, unapplied, step_bias if skip is None else skip),
+        (state, active, gates, place, unapplied, some(rule.skip, rule.step_bias)),
         [created],
         in_place=1,
         grid=(triton.cdiv(value_size, columns), heads * group, groups),
@@ -135,6 +83,17 @@ def _step(
     )
     inputs, pending = updated if most else (*updated, pending)
     return state, inputs, pending, outputs
+
+
+def layout(rule: Rule) -> dict[str, Any]:
+    """Where a head's query, key and values begin among its channels, and by which rule states change."""
+    query, key, value = rule.places
+    return {"query_of": query, "key_of": key, "value_of": value, "corrects": rule.corrects}
+
+
+def some(array: jax.Array | None, other: jax.Array) -> jax.Array:
+    """The array; in the place of one that there is not, another, which the kernel never reads."""
+    return other if array is None else array
 
 
 @triton.jit

@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxspec_kernels.choose_entries import choose_entries
 from jaxspec_kernels.choose_experts import choose_experts
-from jaxspec_kernels.delta_rule import delta_scan, delta_step
 from jaxspec_kernels.expert_matmul import BLOCK as SCALE_BLOCK
 from jaxspec_kernels.expert_matmul import expert_matmul, gated_expert_matmul
 from jaxspec_kernels.fp8_matmul import fp8_matmul, gated_fp8_matmul
 from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
+from jaxspec_kernels.linear_recurrence import DeltaRule, Mamba2Rule, recurrence_scan, recurrence_step
 from jaxspec_kernels.listed_attention import listed_attention
-from jaxspec_kernels.mamba2 import mamba_scan, mamba_step
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
@@ -87,12 +86,9 @@ def all_calls() -> Iterator[Call]:
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
     yield from map(_gated_expert_matmul, cases.expert_matmul.GATED)
     yield from map(_place_rows, cases.slot_mapping.CASES)
-    for own, step, scan in (
-        (cases.delta_rule, (delta_step, delta_step_arguments), (delta_scan, delta_scan_arguments)),
-        (cases.mamba2, (mamba_step, mamba_step_arguments), (mamba_scan, mamba_scan_arguments)),
-    ):
-        yield from map(partial(_step, *step), (*own.STEPS, *own.LARGE_STEPS))
-        yield from map(partial(_scan, *scan), (*own.SCANS, *own.LARGE_SCANS))
+    recurrence = cases.linear_recurrence
+    yield from map(_step, (*recurrence.STEPS, *recurrence.LARGE_STEPS))
+    yield from map(_scan, (*recurrence.SCANS, *recurrence.LARGE_SCANS))
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
@@ -480,53 +476,35 @@ def _place_rows(case: cases.slot_mapping.Case) -> Call:
     return Call(place_rows, case.name, arguments, static, 0, 21 * int(np.prod(size)), 0.0)
 
 
-_StateCase = cases.delta_rule.StepCase | cases.delta_rule.ScanCase
-_Weights = tuple[jax.Array | None, ...]
+_StateCase = cases.linear_recurrence.StepCase | cases.linear_recurrence.ScanCase
 
 
-def _delta_weights(rng: np.random.Generator, case: _StateCase) -> tuple[jax.Array, ...]:
-    channels = 2 * case.key_size + case.group * case.value_size
-    return (
-        _normal(rng, (case.heads, case.conv_width, channels), case.dtype),
-        # States last for several rows.
-        _normal(rng, (case.heads, case.group), "float32") - 3,
-        _normal(rng, (case.heads, case.group), "float32"),
-    )
-
-
-def _mamba_weights(rng: np.random.Generator, case: _StateCase) -> _Weights:
-    conv, *by_head = _delta_weights(rng, case)
-    bias = _normal(rng, (case.heads, conv.shape[2]), case.dtype) if case.conv_bias else None
-    return conv, bias, *by_head, _normal(rng, (case.heads, case.group), "float32")
+def _rule(rng: np.random.Generator, case: _StateCase) -> DeltaRule | Mamba2Rule:
+    channels, by_head = 2 * case.key_size + case.group * case.value_size, (case.heads, case.group)
+    conv = _normal(rng, (case.heads, case.conv_width, channels), case.dtype)
+    # States last for several rows.
+    log_decay, step_bias = _normal(rng, by_head, "float32") - 3, _normal(rng, by_head, "float32")
+    if case.is_delta:
+        return DeltaRule(conv, log_decay, step_bias, case.key_size)
+    bias = _normal(rng, (case.heads, channels), case.dtype) if case.conv_bias else None
+    return Mamba2Rule(conv, bias, log_decay, step_bias, _normal(rng, by_head, "float32"), case.key_size)
 
 
 def _state_arrays(
     rng: np.random.Generator, case: _StateCase, places: int
 ) -> tuple[tuple[jax.Array, jax.Array], int]:
-    """States and last inputs, and the channels of a row for each head."""
+    """States and last inputs, and how many numbers a row has for each head."""
     channels = 2 * case.key_size + case.group * case.value_size
     state = (places, case.heads, case.group, case.key_size, case.value_size)
     before = (places, case.heads, case.conv_width - 1, channels)
-    return (_normal(rng, state, "float32"), _normal(rng, before, case.dtype)), channels
+    width = channels + (2 if case.is_delta else 1) * case.group
+    return (_normal(rng, state, "float32"), _normal(rng, before, case.dtype)), width
 
 
-def delta_step_arguments(case: cases.delta_rule.StepCase, seed: int) -> tuple:
-    """The arguments of a step by the gated delta rule."""
-    return _step_arguments(case, seed, _delta_weights, 2)
-
-
-def mamba_step_arguments(case: cases.delta_rule.StepCase, seed: int) -> tuple:
-    """The arguments of a step by Mamba-2."""
-    return _step_arguments(case, seed, _mamba_weights, 1)
-
-
-def _step_arguments(
-    case: cases.delta_rule.StepCase, seed: int, weights: Callable[..., _Weights], scalars: int
-) -> tuple:
-    """A row has `scalars` numbers for each state beside its channels."""
+def recurrence_step_arguments(case: cases.linear_recurrence.StepCase, seed: int) -> tuple:
+    """The arguments of a step."""
     rng = np.random.default_rng(seed)
-    arrays, channels = _state_arrays(rng, case, 2 * case.slots + case.spare)
-    width = channels + scalars * case.group
+    arrays, width = _state_arrays(rng, case, 2 * case.slots + case.spare)
     pending = _normal(rng, (case.slots, case.drafts, case.heads, width), case.dtype)
     rows = _normal(rng, (case.slots, case.rows, case.heads, width), case.dtype)
     place = rng.permutation(case.slots)
@@ -534,36 +512,24 @@ def _step_arguments(
         place[1::3] = np.iinfo(np.int32).max
     unapplied = np.arange(case.slots)[::-1] % (case.drafts + 1)
     ints = (jnp.asarray(x, jnp.int32) for x in (place, unapplied))
-    return *arrays, pending, rows, *ints, *weights(rng, case)
+    return *arrays, pending, rows, *ints, _rule(rng, case)
 
 
-def _step(op: Op, arguments: Callable[..., tuple], case: cases.delta_rule.StepCase) -> Call:
-    given = jax.eval_shape(lambda: arguments(case, 0))
+def _step(case: cases.linear_recurrence.StepCase) -> Call:
+    arguments = partial(recurrence_step_arguments, case)
+    given = jax.eval_shape(lambda: arguments(0))
     state, inputs, pending, rows = (x.size * x.dtype.itemsize for x in given[:4])
     # Half of the places are not the slots' own.
     moved = state + inputs + 2 * pending + rows
     moved += case.slots * case.rows * case.heads * case.group * case.value_size * 4
-    return Call(op, case.name, partial(arguments, case), {}, 3, moved, _SUM_BOUND[case.dtype])
+    return Call(recurrence_step, case.name, arguments, {}, 3, moved, _SUM_BOUND[case.dtype])
 
 
-def delta_scan_arguments(case: cases.delta_rule.ScanCase, seed: int) -> tuple:
-    """The arguments of a pass over prompts by the gated delta rule."""
-    return _scan_arguments(case, seed, _delta_weights, 2)
-
-
-def mamba_scan_arguments(case: cases.delta_rule.ScanCase, seed: int) -> tuple:
-    """The arguments of a pass over prompts by Mamba-2."""
-    return _scan_arguments(case, seed, _mamba_weights, 1)
-
-
-def _scan_arguments(
-    case: cases.delta_rule.ScanCase, seed: int, weights: Callable[..., _Weights], scalars: int
-) -> tuple:
-    """As of `_step_arguments`. The texts' places come first, then as many for copies."""
+def recurrence_scan_arguments(case: cases.linear_recurrence.ScanCase, seed: int) -> tuple:
+    """The arguments of a pass over prompts. The texts' places come first, then as many for copies."""
     rng = np.random.default_rng(seed)
     texts, chunks = case.texts, case.chunks
-    arrays, channels = _state_arrays(rng, case, 2 * texts + case.spare)
-    width = channels + scalars * case.group
+    arrays, width = _state_arrays(rng, case, 2 * texts + case.spare)
     rows = rng.standard_normal((texts * chunks, case.rows, case.heads, width), np.float32)
     text, chunk = np.divmod(np.arange(texts * chunks), chunks)
     left = np.maximum(chunks * case.rows - case.short - chunk * case.rows, 0)
@@ -580,11 +546,12 @@ def _scan_arguments(
     is_start = (chunk == 0) & (text == texts - 1) & (text > 0) & (not case.copies)
     ints = (jnp.asarray(x, jnp.int32) for x in (source, place, copy))
     given = jnp.asarray(rows, jnp.dtype(case.dtype)), jnp.asarray(count, jnp.int32), jnp.asarray(is_start)
-    return *arrays, *given, *ints, *weights(rng, case)
+    return *arrays, *given, *ints, _rule(rng, case)
 
 
-def _scan(op: Op, arguments: Callable[..., tuple], case: cases.delta_rule.ScanCase) -> Call:
-    given = jax.eval_shape(lambda: arguments(case, 0))
+def _scan(case: cases.linear_recurrence.ScanCase) -> Call:
+    arguments = partial(recurrence_scan_arguments, case)
+    given = jax.eval_shape(lambda: arguments(0))
     state, inputs, rows = (x.size * x.dtype.itemsize for x in given[:3])
     moved = state + inputs + rows
     moved += case.texts * case.chunks * case.rows * case.heads * case.group * case.value_size * 4
@@ -592,7 +559,8 @@ def _scan(op: Op, arguments: Callable[..., tuple], case: cases.delta_rule.ScanCa
     def compared(result: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Leaves out the outputs of rows that do not count, which kernels need not agree in."""
         *updated, outputs = result
-        counts = jnp.arange(case.rows) < arguments(case, 0)[3][:, None]
+        counts = jnp.arange(case.rows) < arguments(0)[3][:, None]
         return *updated, jnp.where(counts[..., None, None, None], outputs, 0)
 
-    return Call(op, case.name, partial(arguments, case), {}, 2, moved, _SUM_BOUND[case.dtype], compared)
+    bound = _SUM_BOUND[case.dtype]
+    return Call(recurrence_scan, case.name, arguments, {}, 2, moved, bound, compared)

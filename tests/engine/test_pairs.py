@@ -215,7 +215,7 @@ def test_every_kernel_runs_on_shards():
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
         *("latent_write", "latent_attention", "listed_attention", "choose_entries", "rms_norm"),
         *("argmax", "gumbel_argmax", "random_words", "process_logits", "expert_matmul", "row_max"),
-        *("delta_step", "delta_scan", "mamba_step", "mamba_scan", "sinkhorn", "choose_experts"),
+        *("recurrence_step", "recurrence_scan", "sinkhorn", "choose_experts"),
     }
 
 

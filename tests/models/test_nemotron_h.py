@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from golden_files import golden_checkpoint
-from jaxspec_kernels.mamba2 import Mamba2Rule
+from jaxspec_kernels.linear_recurrence import Mamba2Rule
 from target_checks import check_one_pass, check_pieces, check_rule_alone, check_rule_in_chunks, normal
 
 from jaxspec.attention import (

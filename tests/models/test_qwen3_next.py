@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from full_size_run import assert_runs
 from golden_files import golden_checkpoint
-from jaxspec_kernels.delta_rule import DeltaRule
+from jaxspec_kernels.linear_recurrence import DeltaRule
 from target_checks import (
     check_export,
     check_one_pass,
