@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("jax", "jaxlib", "jax-triton", "triton", "flax", "optax", "numpy")
-_TESTED = ("kernels", "attention", "sampling", "drafters", "models", "engine", "training")
+_TESTS = {"kernels": ["kernels"], "engines": ["attention", "drafters", "engine", "sampling", "training"]}
 
 
 class Check(NamedTuple):
@@ -34,9 +34,10 @@ class Check(NamedTuple):
 
 def checks(processes: int) -> Iterator[Check]:
     """All checks, the quickest first."""
-    for name in _TESTED:
-        tests = ["-m", "pytest", f"tests/{name}", "-m", "gpu and not slow", "-n", str(processes)]
-        yield Check(f"tests/{name}", [*tests, "--dist", "loadfile", "-o", "addopts=-q -p no:schemathesis"])
+    for name, folders in _TESTS.items():
+        tests = ["-m", "pytest", *(f"tests/{folder}" for folder in folders), "-m", "gpu and not slow"]
+        tests += ["-n", str(processes), "--dist", "loadfile", "-o", "addopts=-q --tb=short"]
+        yield Check(f"tests of {name}", tests)
     exact = ["scripts/check_exact.py", "--limit", "12", "--max-new-tokens", "48", "--only", "K = 4, batch 64"]
     for shape in ("smollm2-135m", "llama3-8b-fp8", "llama3-8b-int4"):
         yield Check(f"exact, {shape}", [*exact, "--shape", shape])
