@@ -1,8 +1,10 @@
 """Bodies of answers, made of answers that no engine gave."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import tokenizers
 
 from jaxspec import AcceptanceStats, Delta, Generation
 from jaxspec.openai import CHAT, COMPLETIONS, Chunks, Head, answer_body, counts, read_body
@@ -90,3 +92,21 @@ def test_no_log_probability_of_a_piece_without_text_is_lost():
     found = [body["choices"][0]["logprobs"] for piece in pieces for body in chunks.of(piece)]
     assert [entry["token_logprobs"] for entry in found] == [[-1.0], [-2.0, -3.0]]
     assert [entry["tokens"] for entry in found] == [["7"], ["8", "9"]]
+
+
+class Bytes:
+    """A tokenizer of which several tokens are parts of characters, or have the same text."""
+
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+
+    def token_bytes(self, token):
+        return {1: b"a", 2: b"a", 3: b"\xe2", 4: b"\xe2\x82"}[token]
+
+
+def test_no_token_hides_another_with_the_same_text():
+    """Parts of characters have names of their own; of tokens with the same text the likeliest is told."""
+    told = answer(logprobs=[-0.5, -1.0], top_logprobs=[{1: -0.5, 2: -1.5, 3: -2.0, 4: -3.0}, {}])
+    told = replace(told, token_ids=[1, 3], tokenizer=Bytes())
+    choice = answer_body(asked(COMPLETIONS, logprobs=4), [[told]])["choices"][0]["logprobs"]
+    assert choice["tokens"] == ["a", r"bytes:\xe2"]
+    assert choice["top_logprobs"][0] == {"a": -0.5, r"bytes:\xe2": -2.0, r"bytes:\xe2\x82": -3.0}
