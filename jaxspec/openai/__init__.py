@@ -1,6 +1,6 @@
 """OpenAI's API without HTTP: bodies of requests, of answers and of errors."""
 
-from jaxspec.openai.answers import Chunks, Head, answer_body, counts
+from jaxspec.openai.answers import Chunks, Echo, Head, answer_body, counts
 from jaxspec.openai.errors import RequestError, error_object
 from jaxspec.openai.requests import (
     CHAT,
@@ -23,6 +23,7 @@ __all__ = [
     "LINE",
     "Asked",
     "Chunks",
+    "Echo",
     "Endpoint",
     "Head",
     "RequestError",

@@ -34,40 +34,87 @@ class Head:
         }
 
 
-def answer_body(asked: Asked, answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that stands before its answers.
+
+    Attributes:
+      text: its text.
+      token_ids: its tokens.
+      logprobs, top_logprobs: of them, as in `Generation`, but None for the first, which nothing is before;
+        None if they are not told.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[float | None] | None = None
+    top_logprobs: Sequence[dict[int, float] | None] | None = None
+
+    def gap(self, tokenizer: Tokenizer | None, tokens: Sequence[int]) -> str:
+        """What stands between it and an answer that begins with these tokens: the space of tokenizers whose
+        tokens have none where a text begins."""
+        if tokenizer is None or not tokens:
+            return ""
+        before, after = self.token_ids[-1], tokens[0]
+        first, second, both = (tokenizer.decode(each) for each in ([before], [after], [before, after]))
+        is_around = both.startswith(first) and both.endswith(second)
+        return both[len(first) : len(both) - len(second)] if is_around else ""
+
+
+def answer_body(
+    asked: Asked, answers: Sequence[Sequence[Generation]], echoes: Sequence[Echo] = ()
+) -> dict[str, Any]:
     """The body of an answer.
 
     Args:
       answers: those to each prompt, which have all ended with "stop" or "length".
+      echoes: what stands before them, for each prompt; empty for nothing.
     """
-    made = [generation for each in answers for generation in each]
-    choices = [_choice(asked, index, generation) for index, generation in enumerate(made)]
+    before: Sequence[Echo | None] = echoes or [None] * len(answers)
+    made = [(one, echo) for each, echo in zip(answers, before, strict=True) for one in each]
+    choices = [_choice(asked, index, *each) for index, each in enumerate(made)]
     return {**Head(asked.is_chat, asked.model).body(choices), **counts(answers)}
 
 
-def _choice(asked: Asked, index: int, generation: Generation) -> dict[str, Any]:
-    told = None
+def _choice(asked: Asked, index: int, generation: Generation, echo: Echo | None) -> dict[str, Any]:
+    told, text = None, generation.text
     if asked.reports_logprobs:
-        told = Reporter(generation.tokenizer, asked.is_chat).report(
-            generation.token_ids, generation.logprobs, generation.top_logprobs
-        )
+        reporter = Reporter(generation.tokenizer, asked.is_chat)
+        before = None if echo is None else reporter.report_prompt(echo)
+        told = reporter.report(generation.token_ids, generation.logprobs or [], generation.top_logprobs)
+        if before is not None:
+            told = {name: None if its is None else its + (told[name] or []) for name, its in before.items()}
     choice = {"index": index, "finish_reason": generation.finish_reason, "logprobs": told}
     if asked.is_chat:
-        return {**choice, "message": {"role": "assistant", "content": generation.text, "refusal": None}}
-    return {**choice, "text": generation.text}
+        return {**choice, "message": {"role": "assistant", "content": text, "refusal": None}}
+    if echo is not None:
+        text = echo.text + echo.gap(generation.tokenizer, generation.token_ids) + text
+    return {**choice, "text": text}
 
 
 class Chunks:
     """The bodies of the chunks of one choice."""
 
-    def __init__(self, asked: Asked, head: Head, index: int, tokenizer: Tokenizer | None):
-        self._asked, self._head, self._index = asked, head, index
+    def __init__(
+        self, asked: Asked, head: Head, index: int, tokenizer: Tokenizer | None, echo: Echo | None = None
+    ):
+        self._asked, self._head, self._index, self._tokenizer = asked, head, index, tokenizer
         self._reporter = Reporter(tokenizer, asked.is_chat) if asked.reports_logprobs else None
         self._is_begun = False
+        self._echo = echo
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """The body with the prompt, if it stands before the answer."""
+        if self._echo is not None:
+            told = None if self._reporter is None else self._reporter.report_prompt(self._echo)
+            yield self._body({"text": self._echo.text}, told, None)
 
     def of(self, piece: Delta) -> Iterator[dict[str, Any]]:
         """The bodies for a piece of its answer: text, if there is any, then the end, if it is the last."""
-        told = None
+        told, text = None, piece.text
+        if self._echo is not None and piece.token_ids:
+            text = self._echo.gap(self._tokenizer, piece.token_ids) + text
+            self._echo = None
         if self._reporter is not None and piece.token_ids:
             told = self._reporter.report(piece.token_ids, piece.logprobs, piece.top_logprobs)
         is_first, self._is_begun = not self._is_begun, True
@@ -78,8 +125,8 @@ class Chunks:
                 yield self._body({"delta": {**begin, "content": piece.text}}, told, None)
             if reason:
                 yield self._body({"delta": {}}, None, reason)
-        elif piece.text or told or reason:
-            yield self._body({"text": piece.text}, told, reason)
+        elif text or told or reason:
+            yield self._body({"text": text}, told, reason)
 
     def _body(self, content: dict[str, Any], told: Any, reason: str | None) -> dict[str, Any]:
         choice = {"index": self._index, **content, "logprobs": told, "finish_reason": reason}
@@ -146,6 +193,14 @@ class Reporter:
         self._offset = 0
         self._stream = None if tokenizer is None else TextStream(tokenizer.backend, skip_special_tokens=False)
 
+    def report_prompt(self, echo: Echo) -> dict[str, Any]:
+        """The report of the prompt of a completion, before that of the answer."""
+        told = self._report_text(echo.token_ids, echo.logprobs or [], echo.top_logprobs)
+        # A token that begins texts is in none.
+        spare = self._offset - len(echo.text)
+        self._offset = len(echo.text)
+        return {**told, "text_offset": [max(at - spare, 0) for at in told["text_offset"]]}
+
     def report(
         self, tokens: Sequence[int], chosen: Sequence[float] | None, top: Sequence[dict[int, float]] | None
     ) -> dict[str, Any]:
@@ -156,20 +211,28 @@ class Reporter:
           chosen, top: as in `Generation`.
         """
         assert chosen is not None
+        if not self._is_chat:
+            return self._report_text(tokens, chosen, top)
         likely = top or [{}] * len(tokens)
-        if self._is_chat:
-            content = [
-                {
-                    **self._entry(token, value),
-                    "top_logprobs": [self._entry(other, its) for other, its in others.items()],
-                }
-                for token, value, others in zip(tokens, chosen, likely, strict=True)
-            ]
-            return {"content": content, "refusal": None}
+        content = [
+            {
+                **self._entry(token, value),
+                "top_logprobs": [self._entry(other, its) for other, its in others.items()],
+            }
+            for token, value, others in zip(tokens, chosen, likely, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _report_text(
+        self,
+        tokens: Sequence[int],
+        chosen: Sequence[float | None],
+        top: Sequence[dict[int, float] | None] | None,
+    ) -> dict[str, Any]:
         return {
             "tokens": [self._key(token) for token in tokens],
-            "token_logprobs": [*map(_finite, chosen)],
-            "top_logprobs": [*map(self._by_key, tokens, likely)] if top is not None else None,
+            "token_logprobs": [None if value is None else _finite(value) for value in chosen],
+            "top_logprobs": None if top is None else [*map(self._by_key, tokens, top)],
             "text_offset": [self._begin(token) for token in tokens],
         }
 
@@ -191,9 +254,11 @@ class Reporter:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
-    def _by_key(self, chosen: int, likely: dict[int, float]) -> dict[str, float]:
+    def _by_key(self, chosen: int, likely: dict[int, float] | None) -> dict[str, float] | None:
         """The most likely tokens by their texts. Of several with one text, the chosen one has it, else the
         likeliest; the others go by their ids."""
+        if likely is None:
+            return None
         keys: dict[str, int] = {}
         for token in sorted(likely, key=lambda token: token != chosen):
             keys.setdefault(self._key(token), token)

@@ -140,10 +140,18 @@ _COMPLETIONS_ONLY: dict[str, Schema] = {
         ],
         "description": "Text or token ids, or a list of them; without the chat template.",
     },
-    "max_tokens": {**_COUNT, "default": DEFAULT_MAX_TOKENS},
+    "max_tokens": {
+        **_number(0, kind="integer"),
+        "default": DEFAULT_MAX_TOKENS,
+        "description": "0 only with echo.",
+    },
     "logprobs": {**_number(0, MAX_LOGPROBS, "integer")},
     "best_of": {**_number(1, MAX_ANSWERS, "integer"), "description": "At least n; not with stream."},
-    "echo": {"enum": [False]},
+    "echo": {
+        **_FLAG,
+        "default": False,
+        "description": "The prompt stands before the answer, with logprobs theirs, too.",
+    },
     "suffix": {"type": "null"},
 }
 _NO_EFFECT: dict[str, Schema] = {
@@ -235,6 +243,8 @@ class Asked:
       best_of: how many are drawn to choose them from; None for no choice.
       is_streamed: whether the answer is sent piece by piece.
       includes_usage: whether a streamed answer ends with the counts of tokens.
+      echoes: whether the prompt stands before the answer.
+      only_reads: whether there is nothing else, as the answer is to have no tokens.
       names: OpenAI's names of sampling parameters, as the body has them.
     """
 
@@ -247,6 +257,8 @@ class Asked:
     best_of: int | None = None
     is_streamed: bool = False
     includes_usage: bool = False
+    echoes: bool = False
+    only_reads: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -263,6 +275,11 @@ class Asked:
     def reports_logprobs(self) -> bool:
         """Whether the answer has log-probabilities."""
         return "logprobs" in self.sampling
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the target reads the prompts for their own sake."""
+        return self.echoes and (self.reports_logprobs or self.only_reads)
 
     def params(self, defaults: Mapping[str, Any] = DEFAULTS) -> SamplingParams:
         """The sampling parameters, over defaults.
@@ -382,8 +399,11 @@ def _read_chat(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]
 
 
 def _read_completion(asked: Asked, values: Mapping[str, Any], sampling: dict[str, Any]) -> Asked:
-    if "max_tokens" in values:
-        sampling["max_new_tokens"] = values["max_tokens"]
+    echoes, most = values.get("echo", False), values.get("max_tokens")
+    if most == 0 and not echoes:
+        raise RequestError("max_tokens must be an integer, 1 or more without echo, got 0", "max_tokens")
+    if most:
+        sampling["max_new_tokens"] = most
     if "logprobs" in values:
         sampling["logprobs"] = values["logprobs"]
     best_of = values.get("best_of")
@@ -397,6 +417,8 @@ def _read_completion(asked: Asked, values: Mapping[str, Any], sampling: dict[str
         asked,
         prompts=[prompt] if is_one else prompt,
         best_of=best_of if best_of != asked.n else None,
+        echoes=echoes,
+        only_reads=most == 0,
         names={"max_new_tokens": "max_tokens"},
     )
 

@@ -60,6 +60,8 @@ def _read(values: Mapping[str, Any], n: int) -> Asked:
     asked = read_body(line["body"], line["url"], n=n)
     if asked.is_streamed:
         raise RequestError("stream: a batch has whole answers", "stream")
+    if asked.echoes:
+        raise RequestError("echo: a batch writes answers alone", "echo")
     if asked.best_of is not None:
         raise RequestError("best_of: a batch draws no more answers than it writes", "best_of")
     if len(asked.prompts) > 1:

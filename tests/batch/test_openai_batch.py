@@ -146,6 +146,7 @@ REFUSED = [
     (line(body={"messages": IMAGE}), r"messages\[0\].*, got 'image_url'", "messages"),
     (line(body={"stream": True}), "stream: a batch has whole answers", "stream"),
     (line(TEXT, body={"best_of": 3}), "best_of: a batch draws no more answers than it writes", "best_of"),
+    (line(TEXT, body={"echo": True}), "echo: a batch writes answers alone", "echo"),
     (line(TEXT, body={"prompt": ["a", "b"]}), "prompt: a line of a batch has one prompt", "prompt"),
     (line(method="GET"), "method must be 'POST', got 'GET'", "method"),
     (line(url="/v1/embeddings"), "url must be '/v1/chat/completions' or '/v1/completions', got", "url"),

@@ -231,7 +231,8 @@ def test_a_bad_chat_is_one_line_that_names_the_field(fields, field, message):
         ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] must be a string, got 1"),
         ({"prompt": [[1], []]}, "prompt[1]", "prompt[1] is empty"),
         ({"prompt": {"a": 1}}, "prompt", "prompt must be a string, a list, a list, a list, got"),
-        ({"echo": True}, "echo", "echo must be False, got True"),
+        ({"echo": 1}, "echo", "echo must be true or false, got 1"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer, 1 or more without echo, got 0"),
         ({"suffix": "x"}, "suffix", "suffix must be null, got 'x'"),
         ({"best_of": 2, "n": 3}, "best_of", "best_of must be at least n, 3, got 2"),
         ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
@@ -244,6 +245,21 @@ def test_a_bad_completion_is_one_line_that_names_the_field(fields, field, messag
         completion(**fields)
     assert error.value.field == field
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, (False, False, False)),
+        ({"echo": False, "logprobs": 1}, (False, False, False)),
+        ({"echo": True}, (True, False, False)),
+        ({"echo": True, "logprobs": 0}, (True, False, True)),
+        ({"echo": True, "max_tokens": 0}, (True, True, True)),
+    ],
+)
+def test_what_is_told_of_prompts(fields, told):
+    asked = completion(**fields)
+    assert (asked.echoes, asked.only_reads, asked.scores_prompts) == told
 
 
 def test_null_is_nothing_in_nested_objects_too():

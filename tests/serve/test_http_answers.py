@@ -81,12 +81,12 @@ def test_lengths_that_nobody_gives_fit_what_is_asked_and_the_cache(tiny_engine, 
         read_body(text, COMPLETIONS),
         read_body({**text, "max_tokens": 3}, COMPLETIONS),
     ]
-    (one,), (other,), (short,) = map(answering._make, asked)
+    (one,), (other,), (short,) = (answering._make(each).answers for each in asked)
     assert one.max_new_tokens == room - len(one.prompt)
     assert (other.max_new_tokens, short.max_new_tokens) == (min(16, room - 2), 3)
     if pages > 2:
-        (one,) = answering._make(read_body({**chat, "min_tokens": 300}, CHAT_PATH))
-        (other,) = answering._make(read_body({**text, "min_tokens": 300}, COMPLETIONS))
+        (one,) = answering._make(read_body({**chat, "min_tokens": 300}, CHAT_PATH)).answers
+        (other,) = answering._make(read_body({**text, "min_tokens": 300}, COMPLETIONS)).answers
         assert (one.max_new_tokens, other.max_new_tokens) == (room - len(one.prompt), 300)
         row = make_row(
             "", {"custom_id": "a", "url": CHAT_PATH, "body": {**chat, "min_tokens": 300}}, 0, LINES
@@ -207,6 +207,69 @@ def test_log_probabilities_of_a_completion(client, tiny_engine):
     text = answer.choices[0].text
     assert [text[at:].split()[0] for at in told.text_offset] == text.split()
     assert all(math.isfinite(value) for value in told.token_logprobs)
+
+
+def test_the_prompt_stands_before_the_answer(client, tiny_engine):
+    ask = {"model": "tiny", "echo": True, **LONG}
+    ours = expected(tiny_engine, "w6 w7", raw=True)
+    for prompt in ("w6 w7", [6, 7]):
+        answer = client.completions.create(prompt=prompt, **ask)
+        assert answer.choices[0].text == f"w6 w7 {ours.text}"
+        assert answer.choices[0].logprobs is None
+        assert answer.usage.prompt_tokens == len(ours.prompt_token_ids)
+    pieces = [each.choices[0].text for each in client.completions.create(prompt="w6 w7", stream=True, **ask)]
+    assert (pieces[0], "".join(pieces)) == ("w6 w7", f"w6 w7 {ours.text}")
+    answer = client.completions.create(prompt="w6 w7", **{**ask, "max_tokens": 0})
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("w6 w7", "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 0)
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+@pytest.mark.parametrize("top", [0, 2])
+def test_log_probabilities_of_prompts(client, tiny_engine, most, top):
+    """As `lm_eval --model local-completions` asks, with a token or without, and reads them."""
+    prompts = [[6, 7, 8, 9], [10, 11, 12]]
+    ask = {"model": "tiny", "echo": True, "temperature": 0, "logprobs": top, "max_tokens": most}
+    ask["extra_body"] = {"ignore_eos": True}
+    scores = tiny_engine.score(prompts, top=top)
+    answer = client.completions.create(prompt=prompts, n=2, **ask)
+    assert len(answer.choices) == 4
+    for choice in answer.choices:
+        i, told = choice.index // 2, choice.logprobs
+        size = len(prompts[i])
+        ours = scores.logprobs[i, 1:size].tolist()
+        assert told.token_logprobs[0] is None
+        assert told.token_logprobs[1:size] == pytest.approx(ours, abs=1e-4)
+        assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == size + most
+        assert told.tokens[:size] == [f" w{token}" for token in prompts[i]]
+        assert [choice.text[at:].split()[0] for at in told.text_offset] == choice.text.split()
+        if top:
+            assert told.top_logprobs[0] is None
+            assert [len(each) for each in told.top_logprobs[1:]] == [2] * (size + most - 1)
+            tops = scores.top_tokens[i, 1].tolist(), scores.top_logprobs[i, 1].tolist()
+            likely = {f" w{token}": value for token, value in zip(*tops, strict=True)}
+            assert told.top_logprobs[1] == pytest.approx(likely, abs=1e-4)
+        else:
+            assert told.top_logprobs is None
+    (first, *_, counted) = client.completions.create(
+        prompt=prompts[0], stream=True, stream_options={"include_usage": True}, **ask
+    )
+    assert first.choices[0].logprobs.token_logprobs == answer.choices[0].logprobs.token_logprobs[:4]
+    assert first.choices[0].text == "w6 w7 w8 w9"
+    assert (counted.usage.prompt_tokens, counted.usage.completion_tokens) == (4, most)
+
+
+def test_the_likeliest_token_is_known_by_its_number(client, tiny_engine):
+    """So that a greedy continuation is told from others, as lm_eval does."""
+    greedy = tiny_engine.generate([6, 7], max_new_tokens=6, ignore_eos=True).token_ids
+    other = [*greedy[:3], (greedy[3] + 1) % 40 + 4, *greedy[4:]]
+    ask = {"model": "tiny", "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    answer = client.completions.create(prompt=[[6, 7, *greedy], [6, 7, *other]], **ask)
+    found = []
+    for choice in answer.choices:
+        told = zip(choice.logprobs.token_logprobs[2:-1], choice.logprobs.top_logprobs[2:-1], strict=True)
+        found.append(all(value == max(top.values()) for value, top in told))
+    assert found == [True, False]
 
 
 def test_a_stop_string_ends_an_answer(client, tiny_engine):

@@ -135,7 +135,7 @@ DRAFTER = {
 
 def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
     """`test_batch_settings.py` has the engine's values."""
-    options = {"config", "params", "raw", "keep_order", "backend"}
+    options = {"config", "params", "raw", "keep_order", "backend", "imports"}
     assert_complete("run_settings", parameters(run_settings), options)
     assert_complete("EngineConfig", fields(EngineConfig), COUNTS, SPEED)
     for_others = {"source", "file", "sha256", "options", "draft_vocab_size", "dtype"}
@@ -160,6 +160,9 @@ def test_a_run_is_resumed_only_with_what_decides_its_answers(tiny_config):
     assert dataclasses.asdict(PARAMS).items() <= default.items()
     assert settings(config, raw=True)["raw"]
     assert settings(config, keep_order=True)["keep_order"]
+    assert settings(config, imports=[__file__])["imports"]
+    # An answer that nobody limits may fill a cache.
+    assert settings(config.replace(engine={"num_pages": 9, "page_size": 8}))["engine.cache_tokens"] == 72
     assert settings(config, backend="gpu")["engine.dtype"] == "bfloat16" != default["engine.dtype"]
 
 
