@@ -65,6 +65,10 @@ _SETTINGS: dict[str, Any] = {
     "jax_memory_fitting_effort": 0.0,
     "jax_enable_pgle": False,
     "jax_compiler_enable_remat_pass": True,
+    # Other implementations of transformations, which JAX tries out.
+    "jax_scan3": False,
+    "jax_remat3": False,
+    "jax_custom_vjp3": False,
 }
 
 _CONTEXTS = (

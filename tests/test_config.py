@@ -17,6 +17,8 @@ from jaxspec.config import (
     list_configs,
     load_config,
 )
+from jaxspec.config.drafter import MAX_DRAFTS
+from jaxspec.drafters.ngram import NGramDrafter
 
 
 @pytest.fixture
@@ -171,10 +173,11 @@ def test_bad_names_are_refused(tmp_path):
     ("cls", "key", "value", "message"),
     [
         (DrafterConfig, "num_speculative_tokens", 0, "at least 1, got 0"),
-        (DrafterConfig, "num_speculative_tokens", 1025, "at most 1024, got 1025"),
+        (DrafterConfig, "num_speculative_tokens", 65, "at most 64, got 65"),
         (DrafterConfig, "num_speculative_tokens", "many", "must be a whole number or 'auto', not 'many'"),
         (DrafterConfig, "max_speculative_tokens", 0, "at least 1, got 0"),
-        (DrafterConfig, "max_ngram", 1025, "at most 1024, got 1025"),
+        (DrafterConfig, "max_speculative_tokens", 65, "at most 64, got 65"),
+        (DrafterConfig, "max_ngram", 65, "at most 64, got 65"),
         (DrafterConfig, "sampling", "typical", "'probabilistic' or 'greedy'"),
         (DrafterConfig, "min_ngram", 0, "at least 1"),
         (DrafterConfig, "draft_vocab_size", 0, "at least 1"),
@@ -361,3 +364,9 @@ def test_a_smaller_batch_size_leaves_out_larger_numbers_of_slots(tmp_path):
     assert config.replace(engine={"page_size": 8}).engine.slot_sizes == [2, 4, 8]
     with pytest.raises(ConfigError, match="slot_sizes: 8 is more than the 4"):
         config.replace(engine={"batch_size": 4, "slot_sizes": (8,)})
+
+
+def test_a_drafter_made_in_python_has_no_more_drafts_than_a_configuration_allows():
+    assert NGramDrafter(MAX_DRAFTS).num_speculative_tokens == MAX_DRAFTS
+    with pytest.raises(ConfigError, match=r"^num_speculative_tokens must be a whole number of at most 64"):
+        NGramDrafter(MAX_DRAFTS + 1)

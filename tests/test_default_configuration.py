@@ -3,11 +3,15 @@
 The engines are those of the README's example, which is run as it stands, so that they are loaded once.
 """
 
+import json
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
+from test_jax_settings import environment
 from test_readme import blocks
 
 import jaxspec
@@ -54,6 +58,18 @@ def test_the_engine_is_that_of_the_configuration(engine):
         "<|im_end|>",
         "<|endoftext|>",
     ]
+
+
+def test_settings_of_the_environment_change_no_answer(engine):
+    """Here weights are packed while they are loaded, and the head takes rows of the packed target."""
+    program = (
+        "import jaxspec\n"
+        "with jaxspec.load(progress=False, sampling_modes=('greedy',)) as engine:\n"
+        f"    print(engine.generate({PROMPT!r}, max_new_tokens=8).token_ids)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == engine.generate(PROMPT, max_new_tokens=8).token_ids
 
 
 def test_the_end_token_ends_an_answer_and_the_template_asks_for_one(engine):

@@ -26,8 +26,10 @@ from tiny_engines import SIZES
 from tiny_models import write_eagle3, write_target
 
 import jaxspec
+from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import ModelConfig
 from jaxspec.jax_settings import own_settings
+from jaxspec.models import loading
 from jaxspec.models.llama import Llama
 from jaxspec.training.config import HeadConfig, TrainConfig
 from jaxspec.training.head import head_config, new_head
@@ -71,6 +73,9 @@ SETTINGS = {
     "jax_exec_time_optimization_effort": -1.0,
     "jax_memory_fitting_effort": 1.0,
     "jax_enable_pgle": True,
+    "jax_scan3": True,
+    "jax_remat3": True,
+    "jax_custom_vjp3": True,
 }
 CONTEXTS = {
     "set_mesh": lambda: jax.set_mesh(jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))),
@@ -78,6 +83,7 @@ CONTEXTS = {
     "errstate": lambda: np.errstate(all="raise"),
 }
 KNOWN = [name for name in SETTINGS if name in jax_config.config_states]
+GUARDS = [name for name in KNOWN if "transfer_guard" in name]
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9]]
 SAMPLED = {"temperature": 1.0, "top_k": 20, "seed": 3}
 TESTS = Path(__file__).parent
@@ -106,6 +112,12 @@ def in_context(*names):
         for name in names:
             stack.enter_context(jax_config.config_states[name](SETTINGS[name]))
         yield
+
+
+def environment():
+    """The settings as variables; `JAX_TRANSFER_GUARD` sets all three guards."""
+    made = {name.upper(): str(SETTINGS[name]) for name in KNOWN if name != "jax_no_tracing"}
+    return {**os.environ, **made, "JAX_TRANSFER_GUARD": "disallow"}
 
 
 FORMS = pytest.mark.parametrize("made", [in_config, in_context])
@@ -203,16 +215,31 @@ def test_settings_of_the_environment(folder, expected):
         "import json, sys, pathlib, test_jax_settings as t\n"
         "with t.load(pathlib.Path(sys.argv[1])) as engine: print(json.dumps(t.answers(engine)))"
     )
-    made = {name.upper(): str(SETTINGS[name]) for name in KNOWN if name != "jax_no_tracing"}
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
         cwd=TESTS,
-        env={**os.environ, **made},
+        env=environment(),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(expected)
+
+
+def test_threads_that_pack_weights_have_them(folder, monkeypatch):
+    """They look into weights that are packed already, such as the rows of a head that are the target's."""
+    seen = []
+
+    def look(source, shape, dtype, stored, **how):
+        seen.append([value(name) for name in GUARDS])
+        assert threading.current_thread() is not threading.main_thread()
+
+    monkeypatch.setattr(loading, "stored_weight", look)
+    plan = loading.plan_target(open_checkpoint(folder / "target"), dtype=jnp.dtype("float32"))
+    with in_config(*KNOWN), own_settings():
+        plan.read(packed=True)
+    assert len(seen) > 9
+    assert {guard for guards in seen for guard in guards} == {"allow"}
 
 
 def test_programs_that_compile_later_do(folder, expected, compiled_behind, caplog):

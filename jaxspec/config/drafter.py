@@ -8,8 +8,13 @@ from jaxspec.config.errors import ConfigError, at_least, use_plain_values
 from jaxspec.errors import page
 from jaxspec.registry import Registry
 
-_MOST = 1024
-"""Limit of drafts per step and of tokens in an n-gram: each adds a row or an operation to the program."""
+MAX_DRAFTS = 64
+"""Limit of drafts per step, and of tokens in an n-gram.
+
+Every draft is a row of the target's pass in every slot, with logits over the vocabulary, which sampling holds
+several times; every token of an n-gram is an operation over all histories. Programs for 1000 drafts took ten
+minutes and 7 GB to compile. The largest blocks of public heads have 64 tokens.
+"""
 
 
 class DrafterKind(Protocol):
@@ -36,13 +41,13 @@ class DrafterConfig:
 
     Attributes:
       kind: "none", for plain decoding, or another name in `DRAFTERS`.
-      num_speculative_tokens: K, drafts per step, at most 1024; "auto" chooses K for every dispatch to
+      num_speculative_tokens: K, drafts per step, at most 64; "auto" chooses K for every dispatch to
         maximise tokens per second.
       max_speculative_tokens: the largest K under "auto".
       source, file, sha256: the drafter's checkpoint, as in `SourceConfig`; not every kind needs one.
       sampling: "probabilistic" draws drafts from the drafter's distribution at the request's temperature
         and verifies against it; "greedy" drafts the most likely token and verifies it as one-hot.
-      max_ngram, min_ngram: n-gram lengths that prompt lookup tries, the longest first.
+      max_ngram, min_ngram: n-gram lengths that prompt lookup tries, at most 64, the longest first.
       draft_vocab_size: a head drafts only the most frequent tokens of its vocabulary, at most this many.
         Drafts are then cheaper, and fewer are accepted. None keeps all. The head's checkpoint must say which
         tokens are frequent (`draft_order`), as those that jaxspec trains do.
@@ -79,8 +84,8 @@ class DrafterConfig:
                     f"not {self.num_speculative_tokens!r}"
                 )
             if not self.is_adaptive:
-                at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, _MOST)
-            at_least("drafter.max_speculative_tokens", self.max_speculative_tokens, 1, _MOST)
+                at_least("drafter.num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
+            at_least("drafter.max_speculative_tokens", self.max_speculative_tokens, 1, MAX_DRAFTS)
         if self.sampling not in ("probabilistic", "greedy"):
             raise ConfigError(f"drafter.sampling must be 'probabilistic' or 'greedy', not {self.sampling!r}")
         if self.weights_from == "own" and not self.source:
@@ -90,7 +95,7 @@ class DrafterConfig:
         if self.dtype not in (None, "float8_e4m3fn", "int4"):
             raise ConfigError(f"drafter.dtype must be 'float8_e4m3fn' or 'int4', not {self.dtype!r}")
         at_least("drafter.min_ngram", self.min_ngram, 1)
-        at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, _MOST)
+        at_least("drafter.max_ngram", self.max_ngram, self.min_ngram, MAX_DRAFTS)
 
     def check_effect(self, keys: Iterable[str]) -> None:
         """Checks that every one of these keys, which were set for this drafter, has an effect on it.

@@ -29,6 +29,8 @@ from jaxspec.attention import (
 )
 from jaxspec.checkpoints import Checkpoint, TensorSource, Tokenizer
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
+from jaxspec.config.drafter import MAX_DRAFTS
+from jaxspec.config.errors import at_least
 from jaxspec.drafters.flags import Flag
 from jaxspec.models.loading import IGNORED
 from jaxspec.models.packed_weights import Activations
@@ -298,7 +300,8 @@ class Drafter(nnx.Module):
     draft_ids: Buffer | None = None
 
     def __init__(self, *, num_speculative_tokens: int, probabilistic: bool = True):
-        self.num_speculative_tokens, self.probabilistic = num_speculative_tokens, probabilistic
+        at_least("num_speculative_tokens", num_speculative_tokens, 0, MAX_DRAFTS)
+        self.num_speculative_tokens, self.probabilistic = int(num_speculative_tokens), probabilistic
 
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:

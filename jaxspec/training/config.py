@@ -16,6 +16,7 @@ from jaxspec.config import (
     named_drafter,
     named_target,
 )
+from jaxspec.config.drafter import MAX_DRAFTS
 from jaxspec.config.errors import all_of, at_least, positive, use_plain_values
 from jaxspec.config.toml import read_toml
 from jaxspec.sampling import SamplingParams
@@ -154,7 +155,7 @@ class TrainConfig:
       objective: "cross_entropy" with the target's distribution on the draft vocabulary; or
         "total_variation" between both distributions, which gradually replaces the cross-entropy during the
         first half of the updates. See `jaxspec.training.loss.position_loss`.
-      num_unroll_steps: draft steps of the training-time test.
+      num_unroll_steps: draft steps of the training-time test, at most 64.
       step_decay: the weight of draft step k is step_decay ** k.
       validation_rows: packed rows not trained on.
       validate_every, checkpoint_every, log_every: intervals, in updates.
@@ -187,7 +188,8 @@ class TrainConfig:
         for name in ("steps", "batch_size", "row_length", "warmup_steps", "validation_rows"):
             at_least(f"train.{name}", getattr(self, name), 0)
         at_least("train.seed", self.seed, 0, _MAX_SEED)
-        for name in ("num_unroll_steps", "log_every", "validate_every", "checkpoint_every", "batch_tokens"):
+        at_least("train.num_unroll_steps", self.num_unroll_steps, 1, MAX_DRAFTS)
+        for name in ("log_every", "validate_every", "checkpoint_every", "batch_tokens"):
             at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("epochs", "learning_rate", "clip_norm"):
             positive(f"train.{name}", getattr(self, name))
@@ -255,7 +257,7 @@ class EvaluateConfig:
             raise ConfigError("evaluate.seeds must name at least one seed")
         for seed in self.seeds:
             at_least("evaluate.seeds", seed, 0, 2**64 - 1)
-        at_least("evaluate.num_speculative_tokens", self.num_speculative_tokens, 1)
+        at_least("evaluate.num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
         at_least("evaluate.max_new_tokens", self.max_new_tokens, 1)
 
 

@@ -120,6 +120,11 @@ def test_target_without_a_chat_template(tmp_path, capsys):
         ({"prompts": {"seed": -1}}, "prompts.seed must be a whole number of at least 0, got -1"),
         ({"prompts": {"synthetic_max_tokens": 0}}, "prompts.synthetic_max_tokens must be a whole number"),
         ({"responses": {"seed": 2**32}}, "responses.seed must be a whole number of at most 4294967295"),
+        ({"train": {"num_unroll_steps": 65}}, "train.num_unroll_steps must be a whole number of at most 64"),
+        (
+            {"evaluate": {"num_speculative_tokens": 65}},
+            "evaluate.num_speculative_tokens must be a whole number of at most 64",
+        ),
         ({"head": {"intermediate_size": -1}}, "head.intermediate_size must be a whole number of at least 1"),
         ({"train": {"seed": -1}}, "train.seed must be a whole number of at least 0, got -1"),
         ({"train": {"warmup_steps": -1}}, "train.warmup_steps must be a whole number of at least 0, got -1"),
