@@ -16,10 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import ray
-import ray.data
-from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
+from jaxspec.installation import needs
+
+with needs("ray"):
+    import pyarrow as pa
+    import ray
+    import ray.data
+    from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 
 from jaxspec.batch.actor import Answerer, LineAnswerer
 from jaxspec.batch.cluster import Share, connect, share_cluster

@@ -31,7 +31,8 @@ from jaxspec.commands.command_line import (
     report,
 )
 from jaxspec.config import resolve_config
-from jaxspec.errors import OneLineError, optional
+from jaxspec.errors import OneLineError
+from jaxspec.installation import optional
 
 KEY = "JAXSPEC_API_KEY"
 """The environment variable with the API key. An option would show it to everybody on the machine."""

@@ -122,7 +122,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     try:
         from jaxspec.training.pipeline import Pipeline
     except ModuleNotFoundError as error:
-        raise CommandError(f"training needs {error.name}: pip install 'jaxspec[train]'") from None
+        raise CommandError(error) from None
     data = args.data or (args.config.parent if args.config else Path())
     pipeline = Pipeline(run, args.output, data=data, device=args.device)
     if args.resume:
