@@ -108,7 +108,7 @@ def test_every_extra_that_is_named_is_one():
 
 def test_no_page_installs_another_project():
     """Which is what PyPI has under the name of this package."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
     code = [path for folder in ("jaxspec", "scripts") for path in (ROOT / folder).rglob("*.py")]
     for path in [*pages, *code]:
         assert "install jaxspec" not in path.read_text("utf-8"), path

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from test_readme import blocks
+from tiny_run import write_target
 
 ROOT = Path(__file__).parents[1]
 BUILT = ("jaxspec", "kernels", "configs", "src", "pyproject.toml", "README.md", "LICENSE")
@@ -123,7 +124,7 @@ def told(process):
 
 
 @pytest.mark.timeout(1200)
-def test_an_empty_environment_runs_every_command_of_the_wheel(shell, tiny_config, tmp_path):
+def test_an_empty_environment_runs_every_command_of_the_wheel(shell, tmp_path):
     """The README's first one with its model, the others with a tiny one. An extra is installed by the line
     that the command which needs it refuses with."""
     to_see = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -131,17 +132,17 @@ def test_an_empty_environment_runs_every_command_of_the_wheel(shell, tiny_config
     status, said = told(shell(first, **to_see))
     assert status == 0, said
     assert "Gravity" in said
-    asked = tmp_path / "asked.jsonl"
-    rows = [{"prompt": f"w{i} w{i + 1}", "response": "w9 w10"} for i in range(10, 30)]
+    target, asked = write_target(tmp_path / "tiny"), tmp_path / "asked.jsonl"
+    rows = [{"prompt": f"say {i} again", "response": f"{i} again"} for i in range(20)]
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    status, said = told(shell(f"jaxspec batch {tiny_config} --input {asked} --output out.jsonl", **to_see))
+    status, said = told(shell(f"jaxspec batch {target} --input {asked} --output out.jsonl", **to_see))
     assert status == 0, said
     written = (tmp_path / "elsewhere" / "out.jsonl").read_text("utf-8").splitlines()
     assert len(written) == len(rows)
     assert not any("error" in json.loads(row) for row in written)
-    serve = f"jaxspec serve {tiny_config} --port 0"
+    serve = f"jaxspec serve {target} --port 0"
     small = "--steps 3 --max-new-tokens 8 --row-length 64 --batch-tokens 64 --num-speculative-tokens 2"
-    train = f"jaxspec train --target {tiny_config.parent / 'model'} --prompts {asked} --output run {small}"
+    train = f"jaxspec train --target {target} --prompts {asked} --output run {small}"
     for command in (serve, train):
         status, said = told(shell(command, **to_see))
         assert (status, said.count("\n")) == (2, 1), said
@@ -153,9 +154,9 @@ def test_an_empty_environment_runs_every_command_of_the_wheel(shell, tiny_config
     server = shell(serve, stderr=subprocess.PIPE)
     try:
         url = next(line for line in server.stderr if "/v1" in line).split()[-1]
-        body = {"model": "tiny", "prompt": "w6 w7", "max_tokens": 4}
-        answer = httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60)
-        choices = answer.post(f"{url}/completions", json=body).json()["choices"]
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+        with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
+            choices = client.post(f"{url}/completions", json=body).json()["choices"]
         assert choices[0]["text"]
     finally:
         server.terminate()
