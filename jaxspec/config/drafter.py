@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from jaxspec.config.errors import ConfigError, at_least
 from jaxspec.errors import page
 from jaxspec.registry import Registry
+from jaxspec.spelling import known_names
 
 _MOST = 1024
 """Limit of drafts per step and of tokens in an n-gram: each adds a row or an operation to the program."""
@@ -66,9 +67,8 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:
-            known = ", ".join(DRAFTERS)
             raise ConfigError(
-                f"drafter.kind {self.kind!r} is unknown; known: {known}; "
+                f"drafter.kind {self.kind!r} is unknown; {known_names(self.kind, DRAFTERS)}; "
                 f"your own: {page('writing-a-drafter.md')}"
             )
         if self.kind != "none":

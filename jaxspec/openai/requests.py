@@ -14,6 +14,7 @@ from jaxspec.engine.prompts import Prompt
 from jaxspec.openai.errors import RequestError
 from jaxspec.openai.schema import Schema, check
 from jaxspec.sampling import MAX_LOGPROBS, SamplingParams
+from jaxspec.spelling import known_names
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
@@ -282,7 +283,7 @@ def _read_body(body: Any, endpoint: Endpoint) -> Asked:
     fields = FIELDS[endpoint]
     for name in body:
         if name not in fields:
-            raise RequestError(f"unknown field {name[:40]!r}; known: {', '.join(fields)}", name[:40])
+            raise RequestError(f"unknown field {name[:40]!r}; {known_names(name, fields)}", name[:40])
     values = {name: value for name, value in body.items() if value is not None}
     for name in REQUIRED[endpoint]:
         if name not in values:

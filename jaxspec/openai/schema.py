@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.openai.errors import RequestError
+from jaxspec.spelling import known_names
 
 Schema = Mapping[str, Any]
 
@@ -72,7 +73,7 @@ def _check_object(name: str, value: Mapping[str, Any], schema: Schema) -> None:
             check(f"{name}.{key}", item, known[key])
         elif others is False:
             raise RequestError(
-                f"{name}: unknown field {key[:40]!r}; known: {', '.join(known)}", f"{name}.{key[:40]}"
+                f"{name}: unknown field {key[:40]!r}; {known_names(key, known)}", f"{name}.{key[:40]}"
             )
         elif isinstance(others, Mapping):
             check(f"{name}.{key[:40]}", item, others)

@@ -7,6 +7,7 @@ from typing import Any
 from jaxspec.checkpoints.messages import as_messages
 from jaxspec.openai import CHAT, COMPLETIONS, Asked, RequestError, error_object, read_body
 from jaxspec.rows.ids import hash_json
+from jaxspec.spelling import known_names
 
 KEYS = ("custom_id", "method", "url", "body")
 """The keys of a line."""
@@ -55,7 +56,7 @@ def read_line(values: Mapping[str, Any]) -> tuple[str, Asked]:
 def _read(values: Mapping[str, Any]) -> Asked:
     for key in values:
         if key not in KEYS:
-            raise RequestError(f"unknown key {key[:40]!r}; known: {', '.join(KEYS)}", key[:40])
+            raise RequestError(f"unknown key {key[:40]!r}; {known_names(key, KEYS)}", key[:40])
     if values.get("method", "POST") != "POST":
         raise RequestError(f"method must be 'POST', got {values['method']!r}", "method")
     url = values.get("url")

@@ -14,6 +14,7 @@ from jaxspec.openai import DEFAULTS, Asked
 from jaxspec.rows.ids import RowId, hash_json
 from jaxspec.rows.openai_lines import read_line, row_values
 from jaxspec.sampling import SamplingParams
+from jaxspec.spelling import known_names
 
 MAX_LINE = 16 * 2**20
 """The longest line that is accepted, in bytes."""
@@ -229,7 +230,7 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
     kept = form.keeps(values, question)
     unknown = [key for key in values if key not in form.known and key not in kept]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(form.known)}")
+        raise ValueError(f"unknown key {unknown[0][:40]!r}; {known_names(unknown[0], form.known)}")
     if question is None:
         wanted = "one of prompt, messages and turns" if form.prompt_key is None else repr(form.prompt_key)
         raise ValueError(f"must have {wanted}, got none")
