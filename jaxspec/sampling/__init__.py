@@ -18,7 +18,9 @@ __all__ = [
     "Constraints",
     "DraftVocabulary",
     "Logprobs",
+    "ManySamplingOptions",
     "SamplingMode",
+    "SamplingOptions",
     "SamplingParams",
     "SamplingState",
     "TokenLogprobs",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from jaxspec.sampling.logits import process_logits
     from jaxspec.sampling.logprobs import Logprobs, TokenLogprobs, required_logprobs, token_logprobs
     from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
+    from jaxspec.sampling.options import ManySamplingOptions, SamplingOptions
     from jaxspec.sampling.params import (
         DEFAULT_MAX_NEW_TOKENS,
         MAX_BAD_WORD_TOKENS,
@@ -78,6 +81,7 @@ else:
             "jaxspec.sampling.logits": "process_logits",
             "jaxspec.sampling.logprobs": "Logprobs TokenLogprobs required_logprobs token_logprobs",
             "jaxspec.sampling.mode": "SamplingMode can_branch modes_for_sampling required_mode",
+            "jaxspec.sampling.options": "ManySamplingOptions SamplingOptions",
             "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS MAX_BAD_WORD_TOKENS MAX_LOGIT_BIAS "
             "MAX_LOGPROBS MAX_SEQUENCE SamplingParams sample_seed",
             "jaxspec.sampling.rejection": "Verdict verify",
