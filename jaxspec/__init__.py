@@ -18,9 +18,9 @@ target alone would have produced: the same tokens if greedy, the same distributi
 - `register_drafter` and `register_family` add your own drafters and model families.
 """
 
-from typing import TYPE_CHECKING
-
 from jaxspec.lazy import lazy_names
+
+TYPE_CHECKING = False  # type checkers take it as true; to import `typing` is half of the time that this takes
 
 __version__ = "0.1.0"
 

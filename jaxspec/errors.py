@@ -1,7 +1,4 @@
-"""Errors of one line, for bad input and for missing packages."""
-
-import importlib
-from types import ModuleType
+"""Errors of one line, for bad input."""
 
 
 class OneLineError(ValueError):
@@ -30,20 +27,3 @@ def one_line(message: object) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 1000 else f"{text[:497]} … {text[-500:]}"
-
-
-def optional(module: str, *, extra: str) -> ModuleType:
-    """Imports a module of a package that an extra of jaxspec installs.
-
-    Raises:
-      ModuleNotFoundError: it is not installed; the message is one line that names the extra.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if (error.name or "").partition(".")[0] != package:  # a dependency of the package is missing
-            raise
-        raise ModuleNotFoundError(
-            f"this needs {package}, which is not installed: pip install 'jaxspec[{extra}]'", name=package
-        ) from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 from weakref import WeakKeyDictionary
 
 import jax
@@ -30,9 +30,10 @@ from jaxspec.engine.host.scheduler import Dispatch, Result, Scheduler
 from jaxspec.engine.oracle import Oracle
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.samples import Params
 from jaxspec.grammar import GrammarStore, PlacedGrammar
 from jaxspec.jax_settings import own_settings
-from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
+from jaxspec.sampling import SamplingMode, SamplingOptions, SamplingParams, process_logits, required_mode
 from jaxspec.sharding import replicated
 
 if TYPE_CHECKING:  # optional, and slow to import
@@ -172,13 +173,13 @@ class Inspection:
 def inspect_steps(
     engine: Engine,
     prompt: Prompt,
-    params: SamplingParams | None = None,
+    params: Params = None,
     *,
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
     special_tokens_as_text: bool = False,
-    **sampling: Any,
+    **sampling: Unpack[SamplingOptions],
 ) -> Inspection:
     """Answers one prompt step by step and records every step.
 
@@ -196,10 +197,9 @@ def inspect_steps(
     """
     if engine.core.error is not None:
         raise EngineError(str(engine.core.error))
-    params = SamplingParams.merge(params, sampling)
     request = engine.make_request(
         prompt,
-        params,
+        SamplingParams.merge(params, sampling),
         raw=raw,
         chat_template_kwargs=chat_template_kwargs,
         continue_final_message=continue_final_message,

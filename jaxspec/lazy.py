@@ -2,14 +2,17 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any
+
+TYPE_CHECKING = False  # see `jaxspec`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    package: str, modules: "Mapping[str, str]"
+) -> "tuple[Callable[[str], Any], Callable[[], list[str]]]":
     """`__getattr__` and `__dir__` of a package, whose modules are also imported as its attributes.
 
     Args:
@@ -18,7 +21,7 @@ def lazy_names(
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
-    def getattribute(name: str) -> Any:
+    def getattribute(name: str) -> "Any":
         if name in module_of:
             value = getattr(importlib.import_module(module_of[name]), name)
             setattr(sys.modules[package], name, value)

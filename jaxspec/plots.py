@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxspec.engine import AcceptanceStats, Generation
 from jaxspec.engine.host.show import COLOURS, FATES
 from jaxspec.engine.host.statistics import Interval
-from jaxspec.errors import optional
 from jaxspec.inspection import Step
+from jaxspec.installation import optional
 
 if TYPE_CHECKING:  # optional, and slow to import
     from matplotlib.axes import Axes

@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 
+from jaxspec.installation import distribution
 from jaxspec.jax_settings import choose_devices
 
-_PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy", "jax-triton", "triton")
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "jax-triton", "triton")
 
 
 def provenance(command: str, folder: Path, *, devices: str | None = None) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def device(devices: Sequence[jax.Device] = ()) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    installed = distribution()
+    found = {} if installed is None else {"jaxspec": installed.version}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

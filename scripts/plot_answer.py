@@ -19,7 +19,7 @@ from jaxspec.commands.command_line import (
     report,
     sampling_params,
 )
-from jaxspec.errors import optional
+from jaxspec.installation import optional
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -107,7 +107,7 @@ def test_generate_takes_parameters_in_one_object_too(folders, engine):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batchsize": 1}, "unknown key engine.batchsize; known: batch_size"),
+        ({"batchsize": 1}, "unknown key engine.batchsize; did you mean 'batch_size'? known: batch_size"),
         ({"batch_size": 0}, "engine.batch_size must be a whole number of at least 1, got 0"),
         ({"max_model_len": 129}, "engine.max_model_len 129 is past the model's limit of 128"),
         ({"tensor_parallel": 64}, "engine.tensor_parallel is 64"),
@@ -118,13 +118,16 @@ def test_generate_takes_parameters_in_one_object_too(folders, engine):
         ({"sampling_modes": "greedy"}, "sampling_modes must be some of"),
         ({"sampling_modes": ()}, "sampling_modes must be some of"),
         ({"drafter": 4}, "drafter must be a name, keys of [drafter], a DrafterConfig or a Drafter, got 4"),
-        ({"drafter": "eagle"}, "drafter 'eagle' is not a configuration ("),
-        ({"drafter": "eagle"}, "nor a kind (ngram, eagle3"),
+        ({"drafter": "eagle"}, "drafter: 'eagle' is not a configuration, file, folder or Hub id (org/name)"),
+        ({"drafter": "eagel3"}, "; did you mean 'eagle3'? known: ngram, eagle3"),
         ({"drafter": "eagle"}, "docs/writing-a-drafter.md"),
         ({"drafter": {"kind": "eagle"}}, "docs/writing-a-drafter.md"),
         ({"drafter": "eagle3"}, "drafter.source is missing: 'eagle3' needs a checkpoint"),
-        ({"drafter": {"type": "ngram"}}, "unknown key drafter.type; known: kind"),
-        ({"drafter": {"kind": "eagle"}}, "drafter.kind 'eagle' is unknown; known: ngram, eagle3"),
+        ({"drafter": {"type": "ngram"}}, "unknown key drafter.type; did you mean 'kind'? known: kind"),
+        (
+            {"drafter": {"kind": "eagle"}},
+            "drafter.kind 'eagle' is unknown; did you mean 'eagle3'? known: ",
+        ),
         ({"drafter": {"kind": "eagle3"}}, "drafter.source is missing: 'eagle3' needs a checkpoint"),
         ({"drafter": {"kind": "eagle3", "source": "no/such/head"}}, "no/such/head: no such file or folder"),
         (
@@ -173,9 +176,9 @@ def test_targets_with_other_tensors(folders, tmp_path, nothing_allocated, change
 
 
 def test_models_that_are_not_there_or_not_supported(folders, tmp_path, nothing_allocated):
-    assert "is not a configuration (" in refused(jaxspec.load, "smollm2", progress=False)
-    assert "is not a configuration" in refused(jaxspec.load, tmp_path / "nothing", progress=False)
-    assert "configuration file not found" in refused(jaxspec.load, tmp_path / "nothing.toml", progress=False)
+    assert "; did you mean 'smollm2-135m'? known: " in refused(jaxspec.load, "smollm2", progress=False)
+    assert "nothing: no such file or folder" in refused(jaxspec.load, tmp_path / "nothing", progress=False)
+    assert "no such file or folder" in refused(jaxspec.load, tmp_path / "nothing.toml", progress=False)
     (tmp_path / "empty").mkdir()
     assert "config.json" in refused(jaxspec.load, tmp_path / "empty", progress=False)
     shutil.copytree(folders["target"], tmp_path / "gpt")

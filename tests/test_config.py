@@ -126,8 +126,14 @@ def test_extends_keeps_the_base_and_changes_keys(write, tmp_path, monkeypatch):
             '[target]\nsource = "x"\nrevision = "y"',
             "unknown key target.revision; known: source, file, sha256",
         ),
-        ('[target]\nsource = "x"\n[draft]\nkind = "ngram"', "unknown key 'draft'"),
-        ('[target]\nsource = "x"\n[drafter]\nkindd = "ngram"', "unknown key drafter.kindd; known: kind"),
+        (
+            '[target]\nsource = "x"\n[draft]\nkind = "ngram"',
+            "unknown key 'draft'; did you mean 'drafter'? ",
+        ),
+        (
+            '[target]\nsource = "x"\n[drafter]\nkindd = "ngram"',
+            "key drafter.kindd; did you mean 'kind'? ",
+        ),
         ('[target]\nsource = "x"\n[drafter]\nkind = "medusa"', "drafter.kind 'medusa' is unknown"),
         ('[target]\nsource = "x"\n[drafter]\nkind = "eagle3"', "drafter.source is missing"),
         ('[target]\nsource = "x"\n[engine]\nbatch_size = "8"', "engine.batch_size must be int, got '8'"),
@@ -144,7 +150,7 @@ def test_extends_keeps_the_base_and_changes_keys(write, tmp_path, monkeypatch):
         ("#" * 2**17, "larger than 65536 bytes"),
         ('[target]\nsource = "' + "x" * 5000 + '"', "cannot be read: File name too long"),
         ('[target]\nsource = "x"\n[engine]\nbatch_size = 2147483648', "at most 2147483647, got 2147483648"),
-        ('extends = "nothing"', "no configuration named 'nothing'; shipped: "),
+        ('extends = "nothing"', "no configuration named 'nothing'; known: "),
         ("extends = 3", "'extends' must be a name or a path, got 3"),
         ('extends = "mine.toml"', "'extends' goes round in a circle"),
         ('extends = "smollm2-135m"\n[target]\nsource = "x"', "'extends' and [target] exclude each other"),
@@ -163,8 +169,10 @@ def test_a_long_chain_of_files_is_refused(write):
 
 def test_bad_names_are_refused(tmp_path):
     assert "cannot be read: File name too long" in refused(load_config, "x" * 5000)
-    assert "no configuration named 'smollm3'; shipped: " in refused(load_config, "smollm3")
-    assert "configuration file not found" in refused(load_config, tmp_path / "none.toml")
+    assert "no configuration named 'smollm3'; did you mean 'smollm2-135m'? " in refused(
+        load_config, "smollm3"
+    )
+    assert "no such file or folder" in refused(load_config, tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert "not a TOML file" in refused(load_config, tmp_path / "bytes.toml")
 
@@ -289,7 +297,7 @@ def test_windows_apply_where_the_family_says(config, layer_types):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; known: llama, mistral, qwen2"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, got None"),

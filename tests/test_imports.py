@@ -23,7 +23,7 @@ FLOORS = (
     ("kernels",),
     ("config", "checkpoints", "provenance"),
     ("interpreter", "jax_settings"),
-    ("errors", "documents", "lazy", "registry"),
+    ("errors", "documents", "installation", "lazy", "registry", "spelling"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(

@@ -306,7 +306,7 @@ def test_interrupting_while_it_loads_is_no_traceback(run, monkeypatch, capsys):
 
     monkeypatch.setattr(jaxspec, "load", interrupted)
     assert run("w6") == 130
-    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_interrupting_an_answer_is_no_traceback_and_frees_its_slot(run, tiny_engine, monkeypatch, capsys):

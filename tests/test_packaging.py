@@ -1,5 +1,8 @@
 """What is installed from the repository: an editable installation, a wheel and a source distribution."""
 
+import json
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -7,7 +10,10 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import httpx
 import pytest
+from test_readme import blocks
+from tiny_run import write_target
 
 ROOT = Path(__file__).parents[1]
 BUILT = ("jaxspec", "kernels", "configs", "src", "pyproject.toml", "README.md", "LICENSE")
@@ -88,3 +94,71 @@ def test_wheel_and_source_distribution_hold_every_file(built):
     with tarfile.open(sdist) as files:
         inside = {name.partition("/src/")[2] for name in files.getnames() if "/src/" in name}
     assert expected <= inside
+
+
+@pytest.fixture
+def shell(built, tmp_path):
+    """Starts a command line in an empty folder outside of the clone, with the programs of a fresh environment
+    that has the wheel alone."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    of_tests = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+    settings = {name: value for name, value in os.environ.items() if name not in of_tests}
+    settings |= {"PATH": f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}", "PIP_COMPILE": "0"}
+
+    def run(line, **more):
+        words = shlex.split(line)
+        program = shutil.which(words[0], path=settings["PATH"])
+        return subprocess.Popen([program, *words[1:]], cwd=folder, env=settings, text=True, **more)
+
+    (wheel,) = (built / "wheel").glob("*.whl")
+    assert run(f"pip install --quiet {wheel}").wait() == 0
+    return run
+
+
+def told(process):
+    """What a process wrote to both streams, and its exit status."""
+    said, _ = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+@pytest.mark.timeout(1200)
+def test_an_empty_environment_runs_every_command_of_the_wheel(shell, tmp_path):
+    """The README's first one with its model, the others with a tiny one. An extra is installed by the line
+    that the command which needs it refuses with."""
+    to_see = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    first = blocks("sh")[0].rpartition(".venv/bin/")[2]
+    status, said = told(shell(first, **to_see))
+    assert status == 0, said
+    assert "Gravity" in said
+    target, asked = write_target(tmp_path / "tiny"), tmp_path / "asked.jsonl"
+    rows = [{"prompt": f"say {i} again", "response": f"{i} again"} for i in range(20)]
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    status, said = told(shell(f"jaxspec batch {target} --input {asked} --output out.jsonl", **to_see))
+    assert status == 0, said
+    written = (tmp_path / "elsewhere" / "out.jsonl").read_text("utf-8").splitlines()
+    assert len(written) == len(rows)
+    assert not any("error" in json.loads(row) for row in written)
+    serve = f"jaxspec serve {target} --port 0"
+    small = "--steps 3 --max-new-tokens 8 --row-length 64 --batch-tokens 64 --num-speculative-tokens 2"
+    train = f"jaxspec train --target {target} --prompts {asked} --output run {small}"
+    for command in (serve, train):
+        status, said = told(shell(command, **to_see))
+        assert (status, said.count("\n")) == (2, 1), said
+        install = said.strip().partition("not installed: ")[2]
+        assert shell(install.replace("install", "install --quiet", 1)).wait() == 0, install
+    status, said = told(shell(train, **to_see))
+    assert status == 0, said
+    assert "train: " in said
+    server = shell(serve, stderr=subprocess.PIPE)
+    try:
+        url = next(line for line in server.stderr if "/v1" in line).split()[-1]
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+        with httpx.Client(transport=httpx.HTTPTransport(retries=20), timeout=60) as client:
+            choices = client.post(f"{url}/completions", json=body).json()["choices"]
+        assert choices[0]["text"]
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    assert server.returncode == 0

@@ -157,7 +157,8 @@ WHOLE = {
     "test_jax_settings.py": r"in_context|training|environment|compile_later|loaded_before|losslessness",
     "test_lossless.py": r"never_rejected|\[600-different|prompt_is_checked|that_failed_are|without_room",
     "test_main.py": r"^test_a_reader_that_goes_away",
-    "test_packaging.py": r"installation|distribution",
+    "test_packaging.py": r"installation|distribution|environment",
+    "test_types.py": r"sees_mistakes",
     # Training to the end.
     "training/test_adapter.py": r"recovers|add_up|meanwhile|what_others|cannot_be_done|a_second_call",
     "training/test_command.py": r"^(?!test_a_gain|test_options|test_sizes)",

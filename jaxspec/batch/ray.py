@@ -16,10 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import ray
-import ray.data
-from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
+from jaxspec.installation import needs
+
+with needs("ray"):
+    import pyarrow as pa
+    import ray
+    import ray.data
+    from ray.data.datasource import BlockBasedFileDatasink, FileBasedDatasource
 
 from jaxspec.batch.actor import Answerer, LineAnswerer
 from jaxspec.batch.cluster import Share, connect, share_cluster
@@ -29,6 +32,7 @@ from jaxspec.engine import AcceptanceStats, EngineError
 from jaxspec.errors import one_line
 from jaxspec.rows import KEYS, InputError
 from jaxspec.sampling import SamplingParams
+from jaxspec.spelling import known_names
 
 __all__ = [
     "Answerer",
@@ -126,7 +130,9 @@ def answer_files(
     except (OSError, ValueError, pa.ArrowException, ray.exceptions.RayError) as error:
         raise InputError(one_line(f"cannot read {', '.join(inputs)}: {_cause(error)}")) from None
     if is_parquet and (unknown := [name for name in rows.columns() or () if name not in KEYS]):
-        raise InputError(f"{', '.join(inputs)}: unknown column {unknown[0]!r}; known: {', '.join(KEYS)}")
+        raise InputError(
+            f"{', '.join(inputs)}: unknown column {unknown[0]!r}; {known_names(unknown[0], KEYS)}"
+        )
     # Small batches, because a batch is repeated if its actor is lost.
     batch_size = 2 * slots
     try:

@@ -16,6 +16,7 @@ from jaxspec.checkpoints.folder import ORBAX
 from jaxspec.checkpoints.llama3_rope import llama3_parameters
 from jaxspec.checkpoints.quantize import FORMATS, is_rounded, quantization_config, rounded
 from jaxspec.checkpoints.safetensors_files import write_safetensors
+from jaxspec.spelling import known_names
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -83,7 +84,7 @@ def save_safetensors(
 
 def _check_rounded(checkpoint: Checkpoint, quantize: str) -> None:
     if quantize not in FORMATS:
-        raise CheckpointError(f"quantize {quantize!r} is not known; known: {', '.join(FORMATS)}")
+        raise CheckpointError(f"quantize {quantize!r} is not known; {known_names(quantize, FORMATS)}")
     if not any(is_rounded(name, tensor, quantize) for name, tensor in checkpoint.tensors.items()):
         raise CheckpointError(f"{checkpoint.name}: no matrix of a layer can be rounded to {quantize}")
 
@@ -103,7 +104,7 @@ def _arrays(
     checkpoint: Checkpoint, dtype: str | None, progress: bool, quantize: str | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
     if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPES)}")
+        raise CheckpointError(f"dtype {dtype!r} is not known; {known_names(dtype, DTYPES)}")
     # Expanded weights are float32, which the model never was.
     own = [checkpoint.config.get(key) for key in ("dtype", "torch_dtype")]
     stated = next((each for each in own if isinstance(each, str) and each in DTYPES), "bfloat16")

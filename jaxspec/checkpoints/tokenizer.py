@@ -15,6 +15,8 @@ from jaxspec.checkpoints.special_text import SpecialText
 from jaxspec.checkpoints.text_stream import TextStream, token_bytes
 from jaxspec.checkpoints.tokenizer_files import read_tokenizer
 
+LONGER = "load with a larger one (--max-model-len)"
+"""What lets an engine take a longer prompt."""
 _CHARACTERS_PER_TOKEN = 8
 """An upper bound of the mean, except for texts of spaces; English has about four."""
 _FOR_TOOLS = "tool_use"
@@ -179,7 +181,10 @@ class Tokenizer:
           CheckpointError: the text is far longer than `max_tokens` tokens, or `encode` fails.
         """
         if self.characters_past(text, max_tokens) is not None:
-            raise CheckpointError(f"text of {len(text)} characters makes more than {max_tokens} tokens")
+            raise CheckpointError(
+                f"text of {len(text)} characters makes more than {max_tokens} tokens, "
+                f"the max_model_len; {LONGER}"
+            )
 
     def characters_past(self, text: str, max_tokens: int) -> int | None:
         """A number of characters with more than `max_tokens` tokens, if the text is far too long; None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.commands.command_line import (
     CommandError,
     add_device_option,
+    add_length_option,
     drafter_from,
     drafter_options,
     write,
@@ -31,7 +32,7 @@ class RefusedError(CommandError):
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --drafter and --device."""
+    """Adds --model, --drafter, --max-model-len and --device."""
     parser.add_argument(
         "--model",
         default=DEFAULT_MODEL,
@@ -44,6 +45,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="a kind of drafter (ngram, …), the checkpoint of a head or of a smaller model, or a "
         "configuration, whose drafter to take; default: that of MODEL, or prompt lookup for a checkpoint",
     )
+    add_length_option(parser)
     add_device_option(parser)
 
 
@@ -67,6 +69,7 @@ def load_engine(args: argparse.Namespace, params: SamplingParams, *, answers: in
         device=args.device,
         sampling_modes=(required_mode(params),),
         batch_size=min(answers, config.engine.batch_size),
+        **({} if args.max_model_len is None else {"max_model_len": args.max_model_len}),
     )
 
 

@@ -19,6 +19,7 @@ from jaxspec.commands.command_line import (
     CommandError,
     Parser,
     add_device_option,
+    add_length_option,
     add_number_of_samples,
     add_prompt_options,
     add_sampling_options,
@@ -123,6 +124,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "reads JSON lines or Parquet and writes a folder of the same format",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
+    add_length_option(parser)
     add_device_option(parser)
     add_sampling_options(parser)
     add_number_of_samples(parser, "each row that does not say how many")
@@ -147,6 +149,6 @@ def _configuration(args: argparse.Namespace) -> tuple[Config, dict[str, Any]]:
             raise CommandError(f"{option} must be at least 1, got {number}")
     config = resolve_config(args.config)
     drafter = drafter_options(args, config)
-    sizes = {"batch_size": args.batch_size, "tensor_parallel": args.tensor_parallel}
+    sizes = {name: getattr(args, name) for name in ("batch_size", "max_model_len", "tensor_parallel")}
     engine = {name: value for name, value in sizes.items() if value is not None}
     return config.replace(drafter=drafter, engine=engine), {"drafter": drafter, **engine}

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,9 +125,10 @@ def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
 
 def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
     """Answers with Ray Data, which also reads and writes, and summarises the output."""
-    if find_spec("ray") is None:
-        raise CommandError('--ray needs Ray: pip install "jaxspec[ray]"')
-    from jaxspec.batch import ray
+    try:
+        from jaxspec.batch import ray
+    except ModuleNotFoundError as error:
+        raise CommandError(f"--ray: {error}") from None
 
     _check_ray_options(args)
     # Folders, URLs and Parquet are not read here.

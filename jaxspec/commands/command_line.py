@@ -5,8 +5,10 @@ import dataclasses
 import json
 import os
 import runpy
+import shlex
 import sys
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn, TextIO, get_args
 
 from jaxspec import __version__
@@ -15,6 +17,7 @@ from jaxspec.errors import OneLineError
 from jaxspec.grammar.grammar import MAX_TEXT as MAX_GRAMMAR
 from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams, generation_defaults
 from jaxspec.sampling.params import MAX_LOGPROBS, LogprobsMode
+from jaxspec.spelling import nearest
 
 
 class CommandError(OneLineError):
@@ -49,6 +52,28 @@ class Parser(argparse.ArgumentParser):
             metavar="FILE",
             help="a Python file to run first, which registers your own drafters or families",
         )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, with an error for every word that is not known, which is the first to be told."""
+        words = sys.argv[1:] if args is None else list(args)
+        for word in takewhile(lambda word: word != "--", words):
+            self._check_option(word)
+        parsed, others = super().parse_known_args(words, namespace)
+        if others:
+            self.error(self.about_words(others, parsed))
+        return parsed, []
+
+    def about_words(self, words: Sequence[str], args: argparse.Namespace) -> str:
+        """The error about words that are no argument."""
+        return f"unexpected {shlex.join(words)}"
+
+    def _check_option(self, word: str) -> None:
+        known, name = self._option_string_actions, word.partition("=")[0]
+        # A word with a space is a text, and options may be shortened.
+        if not name.startswith("--") or " " in word or any(option.startswith(name) for option in known):
+            return
+        meant = nearest(name, known)
+        self.error(f"there is no option {name}" + (f"; did you mean {meant}?" if meant else ""))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see --help)\n")
@@ -306,6 +331,11 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         help='drafts per step, or "auto": chosen all the time for the most tokens per second',
     )
     group.add_argument("--no-speculation", action="store_true", help="decode without drafts")
+
+
+def add_length_option(parser: "argparse._ActionsContainer") -> None:
+    """Adds --max-model-len, for the argument of `load`."""
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a prompt and its answer")
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from jaxspec.commands.command_line import Parser
-from jaxspec.config import SourceConfig, named_target
+from jaxspec.config import SourceConfig, check_source, named_target
 from jaxspec.errors import OneLineError
 
 
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.quantize and args.format == "orbax":
         parser.error("--quantize writes safetensors, not orbax")
     try:
+        check_source(args.source)
         source = named_target(SourceConfig(args.source, args.file, args.sha256))
         from jaxspec.checkpoints import open_checkpoint, save_orbax, save_safetensors  # imports JAX
 

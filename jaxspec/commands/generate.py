@@ -9,7 +9,9 @@ JAX is imported only once the command line is known to be good.
 """
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxspec.commands import COMMANDS
@@ -38,11 +40,19 @@ if TYPE_CHECKING:
     from jaxspec.engine.prompts import Prompt
 
 
+class _Parser(Parser):
+    def about_words(self, words: Sequence[str], args: argparse.Namespace) -> str:
+        if args.prompt is None:
+            return super().about_words(words, args)
+        prompt = shlex.join(["jaxspec", " ".join([args.prompt, *words])])
+        return f"a prompt of several words needs quotes: {prompt}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     width = max(map(len, COMMANDS))
     commands = [f"  {name:{width}}  {about}" for name, about in COMMANDS.items()]
-    parser = Parser(
+    parser = _Parser(
         prog="jaxspec",
         usage="jaxspec [generate] PROMPT [options]",
         description="Answer one prompt with speculative decoding.",
@@ -82,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OneLineError as error:
         return report(error)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 
@@ -100,7 +110,13 @@ def _answer(args: argparse.Namespace) -> int:
         answers = generate_answers(engine, prompt, params, n=args.n or 1, best_of=args.best_of, **options)
         write_answers(answers, as_json=args.json, has_logprobs=params.logprobs is not None)
     else:
-        answers = [stream_answer(load_engine(args, params), prompt, params, **options)]
+        said: list[str] = []
+        try:
+            answers = [stream_answer(load_engine(args, params), prompt, params, said=said, **options)]
+        except KeyboardInterrupt:
+            if said:
+                print(file=sys.stderr)  # ends the line of the answer
+            raise
     failed = [answer for answer in answers if answer.error is not None]
     for answer in failed:
         report(f"{answer.finish_reason}: {answer.error}")

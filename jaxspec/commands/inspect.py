@@ -11,7 +11,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from jaxspec.commands.command_line import Parser, report
-from jaxspec.config import Config, ConfigError, SourceConfig, list_configs, load_config
+from jaxspec.config import Config, ConfigError, SourceConfig, check_source, is_configuration, load_config
 from jaxspec.errors import OneLineError
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ def describe(found: "Report", target: str | None) -> str:
 
 
 def _configuration(name: str) -> Config | None:
-    return load_config(name) if name.endswith(".toml") or name in list_configs() else None
+    """The configuration of this name; None for a checkpoint."""
+    if is_configuration(name):
+        return load_config(name)
+    check_source(name)
+    return None
 
 
 def _drafter(config: Config) -> SourceConfig:

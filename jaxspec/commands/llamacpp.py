@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxspec.checkpoints import Checkpoint
+from jaxspec.installation import install_command
 
 
 class Peer(Protocol):
@@ -43,7 +44,7 @@ def load_peer(path: Path, *, context: int = 2048) -> Peer:
         return _Built(path, context, threads)
     if find_spec("xllamacpp") is not None:
         return _Wheel(path, context, threads)
-    raise ValueError("--peer llamacpp needs the package llama-cpp-python, or xllamacpp (extra bench)")
+    raise ValueError(f"--peer llamacpp needs llama-cpp-python or xllamacpp: {install_command('bench')}")
 
 
 class _Built:

@@ -23,6 +23,7 @@ from jaxspec.commands.command_line import (
     CommandError,
     Parser,
     add_device_option,
+    add_length_option,
     add_sampling_defaults,
     add_speculation_options,
     drafter_from,
@@ -31,8 +32,9 @@ from jaxspec.commands.command_line import (
     report,
 )
 from jaxspec.config import resolve_config
-from jaxspec.errors import OneLineError, optional
-from jaxspec.sampling.params import Kind
+from jaxspec.errors import OneLineError
+from jaxspec.installation import optional
+from jaxspec.sampling.options import Kind
 
 KEY = "JAXSPEC_API_KEY"
 """The environment variable with the API key. An option would show it to everybody on the machine."""
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (OneLineError, ModuleNotFoundError) as error:
         return report(error)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 
@@ -99,7 +101,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     sizes = parser.add_argument_group("engine")
     sizes.add_argument("--batch-size", type=int, metavar="B", help="answers at once")
-    sizes.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a prompt and its answer")
+    add_length_option(sizes)
     sizes.add_argument("--tensor-parallel", type=int, metavar="M", help="devices to split the model over")
     sizes.add_argument(
         "--prepare",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.commands.command_line import CommandError, Parser, add_device_option, report
-from jaxspec.config import EngineConfig, list_configs, load_config, resolve_config
+from jaxspec.config import EngineConfig, check_source, list_configs, load_config, resolve_config
 from jaxspec.config.sections import replace_section
 from jaxspec.errors import OneLineError
 from jaxspec.training.config import (
@@ -122,7 +122,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     try:
         from jaxspec.training.pipeline import Pipeline
     except ModuleNotFoundError as error:
-        raise CommandError(f"training needs {error.name}: pip install 'jaxspec[train]'") from None
+        raise CommandError(error) from None
     data = args.data or (args.config.parent if args.config else Path())
     pipeline = Pipeline(run, args.output, data=data, device=args.device)
     if args.resume:
@@ -181,6 +181,8 @@ def _run(args: argparse.Namespace) -> TrainingRun:
         if pair.drafter.kind != "eagle3":
             raise CommandError(f"--adapt {initial}: drafts by {pair.drafter.kind}, not by an EAGLE-3 head")
         initial, target = pair.drafter.source, target or pair.target
+    elif initial is not None:
+        check_source(initial)
     if args.config is not None:
         run = load_training_run(args.config)
         head = run.head if initial is None else dataclasses.replace(run.head, initial=initial)

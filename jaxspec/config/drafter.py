@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from jaxspec.config.errors import ConfigError, at_least, use_plain_values
 from jaxspec.errors import page
 from jaxspec.registry import Registry
+from jaxspec.spelling import known_names
 
 MAX_DRAFTS = 64
 """Limit of drafts per step, and of tokens in an n-gram.
@@ -72,9 +73,8 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         use_plain_values(self)
         if self.kind not in DRAFTERS:
-            known = ", ".join(DRAFTERS)
             raise ConfigError(
-                f"drafter.kind {self.kind!r} is unknown; known: {known}; "
+                f"drafter.kind {self.kind!r} is unknown; {known_names(self.kind, DRAFTERS)}; "
                 f"your own: {page('writing-a-drafter.md')}"
             )
         if self.kind != "none":

@@ -14,6 +14,7 @@ from jaxspec.config.rope import RopeConfig
 from jaxspec.config.streams import StreamsConfig
 from jaxspec.errors import page
 from jaxspec.registry import Registry
+from jaxspec.spelling import known_names
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,8 @@ class ModelConfig:
         if "vision_config" in config and f"{family}_text" in FAMILIES:
             family = config["model_type"] = f"{family}_text"
         if not isinstance(family, str) or family not in FAMILIES:
-            known = ", ".join(FAMILIES)
             raise ConfigError(
-                f"model_type {family!r} is not supported; supported: {known}; "
+                f"model_type {family!r} is not supported; {known_names(str(family), FAMILIES)}; "
                 f"to add a family: {page('adding-a-family.md')}"
             )
         shape: ModelConfig = FAMILIES[family].read_config(config)

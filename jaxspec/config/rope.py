@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.config.errors import INT32_MAX, ConfigError
+from jaxspec.spelling import known_names
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class RopeConfig:
             kind = "default"
         if kind not in ROPE_PARAMETERS:
             raise ConfigError(
-                f"rope_scaling: unknown rope_type {kind!r}; known: {', '.join(ROPE_PARAMETERS)}"
+                f"rope_scaling: unknown rope_type {kind!r}; {known_names(str(kind), ROPE_PARAMETERS)}"
             )
         share = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
         if share != 1.0 and not partial:

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxspec.config.errors import ConfigError
 from jaxspec.documents import plain
+from jaxspec.spelling import known_names
 
 
 def build_section(cls: type, section: str, values: Mapping[str, Any]) -> Any:
@@ -39,7 +40,7 @@ def _checked(cls: type, section: str, values: Mapping[str, Any]) -> dict[str, An
     values = {key: plain(value) for key, value in values.items()}
     for key, value in values.items():
         if key not in fields:
-            raise ConfigError(f"unknown key {section}.{key}; known: {', '.join(fields)}")
+            raise ConfigError(f"unknown key {section}.{key}; {known_names(key, fields)}")
         allowed = fields[key].type
         assert not isinstance(allowed, str)
         accepts = getattr(allowed, "__args__", (allowed,))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -13,9 +13,12 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.config.errors import ConfigError
 from jaxspec.config.sections import build_section, replace_section
 from jaxspec.documents import levels, plain_number
+from jaxspec.spelling import known_names
 
 DEFAULT_MODEL = "smollm2-135m"
 
+_SUFFIXES = (".gguf", ".safetensors", ".json", ".bin")
+"""Those of files, by which a name that does not exist is a path."""
 _MAX_BYTES = 2**16
 _MAX_DEPTH, _MAX_EXTENDS = 8, 8
 
@@ -101,11 +104,10 @@ def _load(name_or_path: str | Path, extended_by: tuple[Path, ...]) -> Config:
     if path.suffix != ".toml":
         path = _shipped_configs() / f"{name_or_path}.toml"
         if not path.is_file():
-            raise ConfigError(
-                f"no configuration named {str(name_or_path)!r}; shipped: {', '.join(list_configs())}"
-            )
+            known = known_names(str(name_or_path), list_configs())
+            raise ConfigError(f"no configuration named {str(name_or_path)!r}; {known}")
     elif not path.is_file():
-        raise ConfigError(f"configuration file not found: {path}")
+        raise ConfigError(f"{path}: no such file or folder")
     path = path.resolve()
     if path in extended_by:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
@@ -152,10 +154,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     return document
 
 
-def resolve_config(model: str | Path) -> Config:
+def resolve_config(model: str | Path, *, others: Collection[str] = ()) -> Config:
     """The configuration that `jaxspec.load`'s first argument names.
 
     With a checkpoint, drafts come from prompt lookup.
+
+    Args:
+      others: names that may stand in its place, for the message.
 
     Raises:
       ConfigError: it names neither a configuration nor anything that could be a checkpoint.
@@ -170,9 +175,20 @@ def resolve_config(model: str | Path) -> Config:
         raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if exists or is_hub_id:
         return Config(Path(name).name, SourceConfig(name), DrafterConfig("ngram"))
-    raise ConfigError(
-        f"{name!r} is not a configuration ({', '.join(list_configs())}), file, folder or Hub id (org/name)"
-    )
+    if name.startswith((".", "~")) or "/" in name or Path(name).suffix in _SUFFIXES:
+        raise ConfigError(f"{name}: no such file or folder")
+    known = known_names(name, [*others, *list_configs()])
+    raise ConfigError(f"{name!r} is not a configuration, file, folder or Hub id (org/name); {known}")
+
+
+def check_source(source: str) -> None:
+    """Checks that there can be a checkpoint of this name.
+
+    Raises:
+      ConfigError: there is neither a file nor a folder nor a configuration, and the Hub has no such names.
+    """
+    if not source.startswith("pypi:"):
+        resolve_config(source)
 
 
 def is_configuration(name: str) -> bool:
@@ -208,7 +224,8 @@ def _shipped_configs() -> Path:
 def _sections(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(document) - {"target", "drafter", "engine"})
     if unknown:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; known: target, drafter, engine, extends")
+        known = known_names(unknown[0], ["target", "drafter", "engine", "extends"])
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; {known}")
     for name, section in document.items():
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: {name!r} must be a section, [{name}]")

@@ -17,6 +17,7 @@ from jaxspec.config import (
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.errors import page
+from jaxspec.spelling import known_names
 
 DrafterChoice = str | Path | Mapping[str, Any] | DrafterConfig | Drafter
 """How to draft, as `jaxspec.load` takes it."""
@@ -48,15 +49,15 @@ def drafter_keys(drafter: DrafterChoice | None) -> Mapping[str, Any]:
     if is_configuration(name):
         return vars(load_config(name).drafter)
     try:
-        source = resolve_config(name).target.source
+        source = resolve_config(name, others=[*DRAFTERS]).target.source
     except ConfigError as error:
         own = page("writing-a-drafter.md")
-        raise ConfigError(f"drafter {error}, nor a kind ({', '.join(DRAFTERS)}); your own: {own}") from None
+        raise ConfigError(f"drafter: {error}; your own: {own}") from None
     checkpoint = open_checkpoint(source)
     found = next(iter(identify(checkpoint)), None)
     if found not in DRAFTERS:
         own = page("writing-a-drafter.md")
-        known = f"known: {', '.join(DRAFTERS)}; your own: {own}"
+        known = f"{known_names(found or '', DRAFTERS)}; your own: {own}"
         hint = "" if found else hint_of_prefix(checkpoint.tensors, "fc.weight", "midlayer.")
         raise ConfigError(f"{name} is {found or 'no drafter'}; {known}{hint}")
     return {"kind": found, "source": name, "file": None, "sha256": None}

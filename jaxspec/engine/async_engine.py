@@ -5,17 +5,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 from jaxspec.engine.calls import Call, Result
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.errors import QueueFullError
-from jaxspec.engine.host.answer import Delta
+from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
+from jaxspec.engine.options import RequestOptions, SampleOptions, ScoreOptions
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
 from jaxspec.engine.scores import Scores, score_call
-from jaxspec.sampling import SamplingParams
+from jaxspec.sampling import ManySamplingOptions, SamplingOptions, SamplingParams
 
 _OF_ARRAYS = (
     "n",
@@ -54,6 +55,47 @@ class AsyncEngine:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    # A string is a sequence of strings, too, and checkers take the first that fits.
+    @overload
+    async def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: Prompt,
+        params: Params = ...,
+        *,
+        n: None = ...,
+        **options: Unpack[RequestOptions],
+    ) -> Generation: ...
+
+    @overload
+    async def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: Prompt,
+        params: Params = ...,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> list[Generation]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | Sequence[Params] = ...,
+        *,
+        n: None = ...,
+        **options: Unpack[RequestOptions],
+    ) -> list[Generation]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | Sequence[Params] = ...,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> list[list[Generation]]: ...
+
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -68,8 +110,8 @@ class AsyncEngine:
         id: int | str | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        **sampling: Any,
-    ) -> Any:
+        **sampling: Unpack[ManySamplingOptions],
+    ) -> Generation | list[Any]:
         """Answers one prompt, or several; with `n`, each of them several times.
 
         Args:
@@ -97,17 +139,21 @@ class AsyncEngine:
         )
 
     async def sample(
-        self, prompts: Prompt | Sequence[Prompt], params: Params | Sequence[Params] = None, **options: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[Params] = None,
+        **options: Unpack[SampleOptions],
     ) -> Samples:
         """Draws samples as arrays; arguments and errors as in `Engine.sample`.
 
         Raises:
           QueueFullError: more than `max_unfinished` requests would not have ended; nothing was queued.
         """
-        how = {name: options.pop(name) for name in _OF_ARRAYS if name in options}
-        return await self._answer(lambda: sample_call(self.engine, prompts, params, options, **how))
+        given: dict[str, Any] = {**options}
+        how = {name: given.pop(name) for name in _OF_ARRAYS if name in given}
+        return await self._answer(lambda: sample_call(self.engine, prompts, params, given, **how))
 
-    async def score(self, sequences: Prompt | Sequence[Prompt], **options: Any) -> Scores:
+    async def score(self, sequences: Prompt | Sequence[Prompt], **options: Unpack[ScoreOptions]) -> Scores:
         """The log-probability of every token of some sequences; arguments and errors as in `Engine.score`.
 
         Raises:
@@ -128,7 +174,7 @@ class AsyncEngine:
         id: int | str | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> AsyncIterator[Delta]:
         """Answers one prompt piece by piece; the last piece carries the whole Generation.
 

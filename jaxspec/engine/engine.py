@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
-from typing import Any, cast, overload
+from typing import Any, Unpack, cast, overload
 
 import jax
 from flax import nnx
@@ -31,6 +31,7 @@ from jaxspec.engine.errors import EngineError
 from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.metrics import Metric, metrics
+from jaxspec.engine.options import GenerateOptions, Layer, Lengths
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.prompts import Prompt, encode_prompt
 from jaxspec.engine.requests import (
@@ -42,7 +43,7 @@ from jaxspec.engine.requests import (
     stop_tokens,
 )
 from jaxspec.engine.samples import Params, Samples, generate_call, sample_call
-from jaxspec.engine.scores import Layer, Scores, score_call
+from jaxspec.engine.scores import Scores, score_call
 from jaxspec.engine.thread import EngineThread
 from jaxspec.engine.weights import InFlight, WeightUpdate, plan_weight_update
 from jaxspec.grammar import GrammarStore
@@ -53,7 +54,9 @@ from jaxspec.sampling import (
     Asked,
     Constraints,
     Kind,
+    ManySamplingOptions,
     SamplingMode,
+    SamplingOptions,
     SamplingParams,
     generation_defaults,
     modes_for_sampling,
@@ -171,49 +174,25 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    # A string is a sequence of strings, too, and checkers take the first that fits.
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self,
         prompts: Prompt,
         params: Params = ...,
         *,
-        raw: bool = ...,
-        chat_template_kwargs: Mapping[str, Any] | None = ...,
-        continue_final_message: bool = ...,
-        special_tokens_as_text: bool = ...,
         n: None = ...,
-        best_of: int | None = ...,
-        **sampling: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Generation: ...
 
     @overload
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: Params | Sequence[Params] = ...,
-        *,
-        raw: bool = ...,
-        chat_template_kwargs: Mapping[str, Any] | None = ...,
-        continue_final_message: bool = ...,
-        special_tokens_as_text: bool = ...,
-        n: None = ...,
-        best_of: int | None = ...,
-        **sampling: Any,
-    ) -> list[Generation]: ...
-
-    @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self,
         prompts: Prompt,
         params: Params = ...,
         *,
-        raw: bool = ...,
-        chat_template_kwargs: Mapping[str, Any] | None = ...,
-        continue_final_message: bool = ...,
-        special_tokens_as_text: bool = ...,
         n: int,
-        best_of: int | None = ...,
-        **sampling: Any,
+        **options: Unpack[GenerateOptions],
     ) -> list[Generation]: ...
 
     @overload
@@ -222,13 +201,18 @@ class Engine:
         prompts: Sequence[Prompt],
         params: Params | Sequence[Params] = ...,
         *,
-        raw: bool = ...,
-        chat_template_kwargs: Mapping[str, Any] | None = ...,
-        continue_final_message: bool = ...,
-        special_tokens_as_text: bool = ...,
+        n: None = ...,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | Sequence[Params] = ...,
+        *,
         n: int,
-        best_of: int | None = ...,
-        **sampling: Any,
+        **options: Unpack[GenerateOptions],
     ) -> list[list[Generation]]: ...
 
     def generate(
@@ -242,7 +226,7 @@ class Engine:
         special_tokens_as_text: bool = False,
         n: int | None = None,
         best_of: int | None = None,
-        **sampling: Any,
+        **sampling: Unpack[ManySamplingOptions],
     ) -> Generation | list[Any]:
         """Answers one prompt, or several in one batch; with `n`, each of them several times.
 
@@ -305,7 +289,7 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         special_tokens_as_text: bool = False,
-        **sampling: Any,
+        **sampling: Unpack[ManySamplingOptions],
     ) -> Samples:
         """Draws samples for a training step, as arrays of JAX.
 
@@ -341,7 +325,7 @@ class Engine:
         self,
         sequences: Prompt | Sequence[Prompt],
         *,
-        lengths: Any = None,
+        lengths: Lengths | None = None,
         top: int = 0,
         hidden: Sequence[Layer] | Layer = (),
         temperature: float = 1.0,
@@ -373,7 +357,7 @@ class Engine:
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -381,7 +365,7 @@ class Engine:
         special_tokens_as_text: bool = False,
         priority: int = 0,
         deadline: float | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[Delta]:
         """Answers one prompt piece by piece; the last piece carries the whole Generation.
 
@@ -395,10 +379,9 @@ class Engine:
           ValueError: at the call, as `generate`.
           EngineError: while iterating: the engine is closed, or its device failed for good.
         """
-        params = SamplingParams.merge(params, sampling)
         request = self.make_request(
             prompt,
-            params,
+            SamplingParams.merge(params, sampling),
             raw=raw,
             chat_template_kwargs=chat_template_kwargs,
             continue_final_message=continue_final_message,
@@ -650,7 +633,7 @@ class Engine:
         """The work done so far, and how much of it was useful."""
         return replace(self.core.counters, compiles=len(self.programs.compiled))
 
-    def default_params(self, **sampling: Any) -> SamplingParams:
+    def default_params(self, **sampling: Unpack[SamplingOptions]) -> SamplingParams:
         """The sampling that the model's makers recommend in its `generation_config.json`.
 
         It is used only where it is asked for: `engine.generate(prompt, engine.default_params(seed=1))`.

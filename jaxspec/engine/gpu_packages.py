@@ -7,6 +7,7 @@ from jaxspec_kernels.ptxas import find_ptxas
 from packaging.requirements import Requirement
 
 from jaxspec.config import ConfigError
+from jaxspec.installation import distribution
 from jaxspec.jax_settings import default_device, platform
 
 
@@ -38,10 +39,8 @@ def check_gpu_packages() -> None:
 
 def _requirements() -> list[Requirement]:
     """The requirements of jaxspec's GPU extras; none if jaxspec is not installed as a package."""
-    try:
-        lines = importlib.metadata.requires("jaxspec") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
+    installed = distribution()
+    lines = installed.requires or [] if installed else []
     return [needed for needed in map(Requirement, lines) if "cuda" in str(needed.marker)]
 
 

@@ -28,6 +28,7 @@ from jaxspec.engine.devices import check_devices
 from jaxspec.engine.engine import Engine, parse_modes
 from jaxspec.engine.gpu_packages import check_gpu_packages
 from jaxspec.engine.host.answer import Generation
+from jaxspec.engine.options import ModelOptions
 from jaxspec.engine.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.engine.samples import Params, check_count, params_of_prompts
 from jaxspec.engine.weights import follow
@@ -35,7 +36,7 @@ from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
 from jaxspec.models.array_weights import batches, finite_check, overwrite
 from jaxspec.models.loading import plan_target, plan_weights, target_config
 from jaxspec.models.packed_weights import keeps_packed, resolve_activations, resolve_gpu_activations
-from jaxspec.sampling import SamplingMode, required_mode
+from jaxspec.sampling import ManySamplingOptions, SamplingMode, required_mode
 from jaxspec.sharding import make_mesh
 
 
@@ -192,63 +193,26 @@ def _from_memory(model: Mapping[str, Any], weights: Any) -> Config:
     return Config("weights", SourceConfig("weights"), DrafterConfig("ngram"))
 
 
+# A string is a sequence of strings, too, and checkers take the first that fits.
 @overload
-def generate(
+def generate(  # type: ignore[overload-overlap]
     prompts: Prompt,
     model: str | Path = ...,
     *,
     params: Params = ...,
-    raw: bool = ...,
-    chat_template_kwargs: Mapping[str, Any] | None = ...,
-    continue_final_message: bool = ...,
-    special_tokens_as_text: bool = ...,
     n: None = ...,
-    best_of: int | None = ...,
-    drafter: DrafterChoice | None = ...,
-    device: Device | None = ...,
-    progress: bool = ...,
-    engine: Mapping[str, Any] | None = ...,
-    **sampling: Any,
+    **options: Unpack[ModelOptions],
 ) -> Generation: ...
 
 
 @overload
-def generate(
-    prompts: Sequence[Prompt],
-    model: str | Path = ...,
-    *,
-    params: Params | Sequence[Params] = ...,
-    raw: bool = ...,
-    chat_template_kwargs: Mapping[str, Any] | None = ...,
-    continue_final_message: bool = ...,
-    special_tokens_as_text: bool = ...,
-    n: None = ...,
-    best_of: int | None = ...,
-    drafter: DrafterChoice | None = ...,
-    device: Device | None = ...,
-    progress: bool = ...,
-    engine: Mapping[str, Any] | None = ...,
-    **sampling: Any,
-) -> list[Generation]: ...
-
-
-@overload
-def generate(
+def generate(  # type: ignore[overload-overlap]
     prompts: Prompt,
     model: str | Path = ...,
     *,
     params: Params = ...,
-    raw: bool = ...,
-    chat_template_kwargs: Mapping[str, Any] | None = ...,
-    continue_final_message: bool = ...,
-    special_tokens_as_text: bool = ...,
     n: int,
-    best_of: int | None = ...,
-    drafter: DrafterChoice | None = ...,
-    device: Device | None = ...,
-    progress: bool = ...,
-    engine: Mapping[str, Any] | None = ...,
-    **sampling: Any,
+    **options: Unpack[ModelOptions],
 ) -> list[Generation]: ...
 
 
@@ -258,17 +222,19 @@ def generate(
     model: str | Path = ...,
     *,
     params: Params | Sequence[Params] = ...,
-    raw: bool = ...,
-    chat_template_kwargs: Mapping[str, Any] | None = ...,
-    continue_final_message: bool = ...,
-    special_tokens_as_text: bool = ...,
+    n: None = ...,
+    **options: Unpack[ModelOptions],
+) -> list[Generation]: ...
+
+
+@overload
+def generate(
+    prompts: Sequence[Prompt],
+    model: str | Path = ...,
+    *,
+    params: Params | Sequence[Params] = ...,
     n: int,
-    best_of: int | None = ...,
-    drafter: DrafterChoice | None = ...,
-    device: Device | None = ...,
-    progress: bool = ...,
-    engine: Mapping[str, Any] | None = ...,
-    **sampling: Any,
+    **options: Unpack[ModelOptions],
 ) -> list[list[Generation]]: ...
 
 
@@ -286,8 +252,8 @@ def generate(
     drafter: DrafterChoice | None = None,
     device: Device | None = None,
     progress: bool = True,
-    engine: Mapping[str, Any] | None = None,
-    **sampling: Any,
+    engine: EngineOptions | None = None,
+    **sampling: Unpack[ManySamplingOptions],
 ) -> Generation | list[Any]:
     """Loads a model and answers one prompt or several. For more than one call, use `load`.
 
@@ -310,7 +276,7 @@ def generate(
     number = None if is_one_prompt(prompts) else len(every)
     drawn = check_count("best_of", best_of, check_count("n", n))
     asked, _ = params_of_prompts(params, sampling, number)
-    sizes = {"batch_size": max(1, min(len(every) * drawn, 8)), **(engine or {})}
+    sizes: EngineOptions = {"batch_size": max(1, min(len(every) * drawn, 8)), **(engine or {})}
     mode = max(map(required_mode, asked), default=SamplingMode.GREEDY)
     loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
     ask: Any = loaded.generate  # too many unions for its overloads

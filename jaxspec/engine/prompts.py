@@ -1,8 +1,9 @@
 """Turns prompts of every form into token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxspec.checkpoints import Tokenizer
@@ -10,8 +11,8 @@ from jaxspec.checkpoints.chat_template import check_arguments
 from jaxspec.checkpoints.messages import as_messages
 from jaxspec.documents import plain_number
 
-Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
-"""A string, token ids (an array of NumPy or JAX works too), or chat messages, as `as_messages` reads them."""
+Prompt = str | Sequence[int] | np.ndarray | jax.Array | Sequence[dict[str, Any]]
+"""A string, token ids (an array has one dimension), or chat messages, as `as_messages` reads them."""
 
 _FORMS = "prompt must be a string, a list of token ids or a list of chat messages"
 
@@ -47,7 +48,7 @@ def _is_array(kind: type) -> bool:
     return hasattr(kind, "__array__") and not issubclass(kind, np.generic)
 
 
-def _kinds(items: Sequence[Any]) -> set[type]:
+def _kinds(items: Iterable[Any]) -> set[type]:
     """The types among the items. Checking these takes a fraction of the time of checking each item."""
     return set(map(type, items))
 
@@ -58,12 +59,12 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
       ValueError: `prompts` is neither.
     """
-    prompts = _without_arrays(prompts)
-    if _is_one(prompts):
-        return [prompts]  # type: ignore[list-item]
-    if not _is_list(prompts):
-        raise ValueError(f"{_FORMS}, or a list of these, got {prompts!r}")
-    return list(prompts)  # type: ignore[arg-type]
+    given = _without_arrays(prompts)
+    if _is_one(given):
+        return [given]
+    if not _is_list(given):
+        raise ValueError(f"{_FORMS}, or a list of these, got {given!r}")
+    return list(given)
 
 
 def encode_prompt(

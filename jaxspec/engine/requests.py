@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from jaxspec.checkpoints import Tokenizer
+from jaxspec.checkpoints.tokenizer import LONGER
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.engine.device.plan import MAX_STOP_TOKENS
 from jaxspec.sampling import (
@@ -56,7 +57,8 @@ def num_new_tokens(params: SamplingParams, num_tokens: int, config: ResolvedEngi
     in_cache = config.num_pages * config.page_size - num_tokens
     if room < 1:
         raise ValueError(
-            f"prompt of {num_tokens} tokens leaves no room to answer: max_model_len is {config.max_model_len}"
+            f"prompt of {num_tokens} tokens leaves no room to answer: "
+            f"max_model_len is {config.max_model_len}; {LONGER}"
         )
     if wanted is None:
         most = max(min(room, in_cache), 1)

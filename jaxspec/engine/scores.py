@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,10 @@ from jaxspec.engine.calls import Call, check_answers
 from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scoring import Scoring
+from jaxspec.engine.options import Layer
 from jaxspec.engine.prompts import as_prompts, encode_prompt
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import MAX_LOGPROBS, Logprobs, SamplingParams
-
-Layer = int | Literal["last"]
-"""A hidden state: for i the residual stream before layer i, for the number of layers the stream after the
-last one, and for "last" the state after the final norm, from which logits are computed."""
 
 
 @dataclass(frozen=True)

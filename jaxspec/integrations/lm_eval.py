@@ -19,7 +19,8 @@ from tqdm import trange
 from jaxspec.engine import Engine
 from jaxspec.engine.calls import check_answers
 from jaxspec.engine.load import load
-from jaxspec.errors import OneLineError, optional
+from jaxspec.errors import OneLineError
+from jaxspec.installation import optional
 from jaxspec.sampling import SamplingParams
 
 harness: Any = optional("lm_eval.api.model", extra="lm-eval")

@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxspec.checkpoints.memory import Names
 from jaxspec.engine import Engine, Generation
-from jaxspec.errors import optional
+from jaxspec.installation import optional
 from jaxspec.integrations.tunix_names import tunix_names
 from jaxspec.sampling import SamplingParams, sample_seed
 from jaxspec.sharding import leaving

@@ -161,8 +161,10 @@ class Decoder(nnx.Module):
         )
 
     @classmethod
-    def attention_kinds(cls, config: ModelConfig) -> tuple[AttentionKind, ...]:
-        """The kind of attention of every layer, from `layer_types`: full or sliding-window."""
+    def attention_kinds(cls, config: ModelConfig) -> tuple[Any, ...]:
+        """The kind of attention of every layer, from `layer_types`: full or sliding-window.
+
+        A family's may be kinds from outside, beside those of `AttentionKind`."""
         return tuple(
             SlidingWindow(config.sliding_window or 0) if kind == "sliding_attention" else FullAttention()
             for kind in config.layer_types

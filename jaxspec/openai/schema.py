@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxspec.documents import whole_number
 from jaxspec.openai.errors import RequestError
+from jaxspec.spelling import known_names
 
 Schema = Mapping[str, Any]
 
@@ -88,7 +89,7 @@ def _read_object(name: str, value: Mapping[str, Any], schema: Schema) -> dict[st
     if is_closed(schema):
         for key in value:
             if key not in known:
-                told = f"unknown field {key[:40]!r}; known: {', '.join(known)}"
+                told = f"unknown field {key[:40]!r}; {known_names(key, known)}"
                 raise RequestError(f"{name}: {told}" if name else told, at(key))
     tells = bool(known) or isinstance(others, Mapping)
     given = {key: item for key, item in value.items() if item is not None} if tells else value

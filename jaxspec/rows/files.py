@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from jaxspec.errors import optional
+from jaxspec.installation import optional
 from jaxspec.rows import row as rows
 from jaxspec.rows.errors import InputError
 from jaxspec.rows.ids import IdTable

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from jaxspec.errors import one_line
 from jaxspec.rows.errors import InputError
 from jaxspec.rows.row import ASKED, NOTES, Form
+from jaxspec.spelling import known_names
 
 _ROWS_AT_ONCE = 256
 
@@ -96,7 +97,7 @@ def _opened(path: str | Path, form: Form | None) -> pq.ParquetFile:
         kept = _kept(path, file.schema_arrow, form)
         unknown = [name for name in file.schema_arrow.names if name not in form.known and name not in kept]
         if unknown:
-            raise InputError(f"{path}: unknown column {unknown[0]!r}; known: {', '.join(form.known)}")
+            raise InputError(f"{path}: unknown column {unknown[0]!r}; {known_names(unknown[0], form.known)}")
     return file
 
 

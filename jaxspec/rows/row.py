@@ -16,6 +16,7 @@ from jaxspec.rows.ids import RowId, hash_json
 from jaxspec.rows.openai_lines import KEYS as KEYS_OF_LINES
 from jaxspec.rows.openai_lines import read_line, row_values
 from jaxspec.sampling import SamplingParams
+from jaxspec.spelling import known_names
 
 MAX_LINE = 16 * 2**20
 """The longest line that is accepted, in bytes."""
@@ -240,7 +241,7 @@ def make_row(place: str, values: Mapping[str, Any], number: int | None, form: Fo
         key for key in values if not (key in form.known or key in kept or (key in others and key not in said))
     ]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0][:40]!r}; known: {', '.join(form.known)}")
+        raise ValueError(f"unknown key {unknown[0][:40]!r}; {known_names(unknown[0], form.known)}")
     if question is None:
         wanted = "one of prompt, messages and turns" if form.prompt_key is None else repr(form.prompt_key)
         raise ValueError(f"must have {wanted}, got none")

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from jaxspec.sampling.constraints import Constraints, required_constraints
 from jaxspec.sampling.logprobs import Logprobs, required_logprobs
-from jaxspec.sampling.params import Kind, SamplingParams
+from jaxspec.sampling.options import Kind
+from jaxspec.sampling.params import SamplingParams
 
 
 class Asked(NamedTuple):

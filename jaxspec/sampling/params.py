@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from jaxspec.documents import plain_number, whole_number
 from jaxspec.errors import OneLineError
 from jaxspec.grammar import Grammar
+from jaxspec.sampling.options import LogprobsMode, SamplingOptions
+from jaxspec.spelling import known_names
 
 DEFAULT_MAX_NEW_TOKENS = 256
 MAX_LOGPROBS = 20
@@ -24,9 +26,6 @@ MAX_BAD_WORD_TOKENS = 512
 MAX_SEQUENCE = 16
 """The most tokens of one of the `bad_words`, and the largest `no_repeat_ngram_size`."""
 
-Kind = Literal["logprobs", "json", "penalties", "bias", "words"]
-"""A kind of what requests may ask for; see `Engine.prepare`."""
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 _COLDEST, _HOTTEST = 1e-30, 1e30
 _WEAKEST, _STRONGEST = 0.01, 100.0
 
@@ -101,6 +100,10 @@ class SamplingParams:
     choice: tuple[str, ...] = ()
     regex: str | None = None
     json_schema: Any = None
+
+    if TYPE_CHECKING:
+        # The fields have what this makes of them. A dataclass makes the same function.
+        def __init__(self, **fields: Unpack[SamplingOptions]) -> None: ...
 
     def __post_init__(self) -> None:
         top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
@@ -219,7 +222,7 @@ class SamplingParams:
         values = fields if params is None else params
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := [name for name in values if name not in known]:
-            raise ValueError(f"unknown sampling parameter {unknown[0]!r}; known: {', '.join(known)}")
+            raise ValueError(f"unknown sampling parameter {unknown[0]!r}; {known_names(unknown[0], known)}")
         return cls(**values)
 
 

@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from jaxspec.config.errors import at_least, positive
@@ -28,6 +27,7 @@ from jaxspec.engine.compilation_cache import compilation_cache
 from jaxspec.engine.programs import Programs
 from jaxspec.engine.samples import Samples
 from jaxspec.engine.weights import InFlight, check_dense
+from jaxspec.installation import needs
 from jaxspec.jax_settings import own_settings
 from jaxspec.models.array_weights import variables
 from jaxspec.sharding import replicated
@@ -38,6 +38,9 @@ from jaxspec.training.optimizer import make_optimizer
 from jaxspec.training.packed_rows import PackedRows
 from jaxspec.training.packing import Conversations, PackedSource, pack
 from jaxspec.training.trainer import TrainState, update_state
+
+with needs("train"):
+    import optax
 
 _SHORTEST_ROW = 512
 

@@ -20,6 +20,7 @@ from jaxspec.config.drafter import MAX_DRAFTS
 from jaxspec.config.errors import all_of, at_least, positive, use_plain_values
 from jaxspec.config.toml import read_toml
 from jaxspec.sampling import SamplingParams
+from jaxspec.spelling import known_names
 
 _MAX_SEED = 2**32 - 1
 """The largest seed of a stage; a seed for each of its answers is made from it, of 64 bits."""
@@ -337,12 +338,12 @@ def load_training_run(path: str | Path) -> TrainingRun:
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"training configuration not found: {path}")
+        raise ConfigError(f"{path}: no such file or folder")
     document = read_toml(path)
     known = {f.name: f.type for f in dataclasses.fields(TrainingRun)}
     unknown = sorted(set(document) - set(known))
     if unknown:
-        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; known: {', '.join(known)}")
+        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; {known_names(unknown[0], known)}")
     if "target" not in document:
         raise ConfigError(f"{path}: the section [target] is missing")
     sections = {}

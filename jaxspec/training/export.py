@@ -16,6 +16,7 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.head import DRAFT_ORDER
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.loading import export_tensors
+from jaxspec.spelling import known_names
 
 FORMATS = ("speculators", "safeailab", "shared")
 """speculators and vLLM load `speculators`. `shared` is the same without `embed_tokens.weight` and
@@ -80,7 +81,7 @@ def export_head(
       ConfigError: the format cannot represent this head, or the folder exists.
     """
     if form not in FORMATS:
-        raise ConfigError(f"export format {form!r} is unknown; known: {', '.join(FORMATS)}")
+        raise ConfigError(f"export format {form!r} is unknown; {known_names(form, FORMATS)}")
     if folder.exists():
         raise ConfigError(f"{folder}: exists already; nothing was written")
     if form == "safeailab" and (reason := why_not_safeailab(head.config, target.num_hidden_layers)):

@@ -3,11 +3,14 @@
 from typing import Any
 
 import jax
-import optax
-from optax import contrib
 
+from jaxspec.installation import needs
 from jaxspec.models.parameters import Projection
 from jaxspec.training.config import TrainConfig
+
+with needs("train"):
+    import optax
+    from optax import contrib
 
 _UPDATE_RMS = 0.2  # RMS of AdamW's updates per unit of learning rate, to which Muon's are scaled
 

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grain
 import numpy as np
 
+from jaxspec.installation import needs
 from jaxspec.training.token_rows import TokenRows
+
+with needs("train"):
+    import grain
 
 _OPEN_ROWS = 64
 """Rows that can still take a conversation; more rows waste less space and take longer to search."""

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.installation import needs
 from jaxspec.jax_settings import Device, own_settings, training_devices
 from jaxspec.models.decoder import Decoder
 from jaxspec.sharding import on_shards, placed, psum, replicated
@@ -22,6 +22,9 @@ from jaxspec.training.loss import StepSums, unrolled_loss
 from jaxspec.training.operations import operations_per_token
 from jaxspec.training.optimizer import learning_rate_schedule, make_optimizer
 from jaxspec.training.packed_rows import PackedRows
+
+with needs("train"):
+    import optax
 
 _AXIS = "data"
 """The mesh axis over which rows are split."""

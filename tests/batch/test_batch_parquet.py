@@ -12,6 +12,7 @@ from fake_engine import FakeEngine
 
 from jaxspec.batch import parquet
 from jaxspec.commands import batch, batch_job
+from jaxspec.installation import install_command
 from jaxspec.rows import Form, InputError, Row, count_rows, may_sample, read_rows
 
 ROWS = [
@@ -213,7 +214,7 @@ def test_an_interrupted_run_leaves_what_it_has_answered(run, monkeypatch, capsys
 def test_without_pyarrow_one_line_names_the_extra(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert run(rows=[{"prompt": "w6"}])[0] == 2
-    expected = "error: this needs pyarrow, which is not installed: pip install 'jaxspec[parquet]'\n"
+    expected = f"error: this needs pyarrow, which is not installed: {install_command('parquet')}\n"
     assert capsys.readouterr().err == expected
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyarrow import parquet
 from jaxspec import ConfigError, EngineError, SamplingParams
 from jaxspec.batch import BatchRun, InputError, Row
 from jaxspec.commands import batch, batch_job
+from jaxspec.installation import install_command
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore:os.fork"
@@ -383,7 +385,12 @@ def test_no_cluster_is_one_line(monkeypatch, address):
 
 def test_no_ray_is_one_line_that_says_how_to_get_it(tiny_config, tmp_path, monkeypatch, capsys):
     (tmp_path / "in.jsonl").write_text("{}\n")
-    monkeypatch.setattr(batch_job, "find_spec", lambda name: None)
+    from jaxspec.batch import ray as module
+
+    monkeypatch.delattr("jaxspec.batch.ray")
+    monkeypatch.delitem(sys.modules, module.__name__)
+    monkeypatch.setitem(sys.modules, "ray", None)
     files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out")]
     assert batch.main([str(tiny_config), *files, "--ray"]) == 2
-    assert capsys.readouterr().err == 'error: --ray needs Ray: pip install "jaxspec[ray]"\n'
+    said = f"error: --ray: this needs ray, which is not installed: {install_command('ray')}\n"
+    assert capsys.readouterr().err == said

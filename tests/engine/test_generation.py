@@ -125,7 +125,7 @@ def test_it_converts_to_pandas(shown):
 def test_without_pandas_the_extra_is_named(shown, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     for convert in (shown.to_pandas, shown.stats.to_pandas):
-        with pytest.raises(ModuleNotFoundError, match=r"needs pandas.*pip install 'jaxspec\[notebooks\]'$"):
+        with pytest.raises(ModuleNotFoundError, match=r"needs pandas.*pip install .*\[notebooks\]\"$"):
             convert()
 
 

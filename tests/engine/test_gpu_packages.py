@@ -40,7 +40,8 @@ def on_a_gpu(monkeypatch):
         monkeypatch.setattr(gpu_packages, "default_device", lambda: device)
         monkeypatch.setattr(gpu_packages, "find_spec", lambda name: None if name in missing else name)
         monkeypatch.setattr(gpu_packages, "find_ptxas", lambda: ptxas)
-        monkeypatch.setattr(importlib.metadata, "requires", lambda _: [*PROJECT["dependencies"], *lines])
+        installed_as = types.SimpleNamespace(requires=[*PROJECT["dependencies"], *lines])
+        monkeypatch.setattr(gpu_packages, "distribution", lambda: installed_as)
         monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
 
     return pretend
@@ -95,9 +96,6 @@ def test_without_the_kernels_nothing_is_asked_of_them(on_a_gpu, missing):
 
 
 def test_a_jaxspec_that_is_not_installed_has_no_bounds(on_a_gpu, monkeypatch):
-    def requires(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
     on_a_gpu(triton="3.6.0")
-    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    monkeypatch.setattr(gpu_packages, "distribution", lambda: None)
     check_gpu_packages()

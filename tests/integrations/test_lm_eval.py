@@ -14,6 +14,7 @@ from tiny_models import write_target
 from tiny_tokenizers import byte_level
 
 from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+from jaxspec.installation import install_command
 
 LENGTH = 40
 SIZES = {"page_size": 8, "prefill_chunk": 8, "slot_sizes": (), "progress": False}
@@ -223,4 +224,4 @@ def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules, "jaxspec.integrations.lm_eval", raising=False)
     with pytest.raises(ModuleNotFoundError) as error:
         importlib.import_module("jaxspec.integrations.lm_eval")
-    assert str(error.value) == "this needs lm_eval, which is not installed: pip install 'jaxspec[lm-eval]'"
+    assert str(error.value) == f"this needs lm_eval, which is not installed: {install_command('lm-eval')}"

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import jaxspec
 from jaxspec.config import ModelConfig
 from jaxspec.drafters import Eagle1, Eagle1Config
+from jaxspec.installation import install_command
 from jaxspec.integrations.tunix_names import tunix_names
 
 VOCABULARY, PAD, BOS, EOS = 32, 0, 1, 2
@@ -231,7 +232,7 @@ def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules, "jaxspec.integrations.tunix", raising=False)
     with pytest.raises(ModuleNotFoundError) as error:
         importlib.import_module("jaxspec.integrations.tunix")
-    assert str(error.value) == "this needs tunix, which is not installed: pip install 'jaxspec[tunix]'"
+    assert str(error.value) == f"this needs tunix, which is not installed: {install_command('tunix')}"
 
 
 def test_names_of_biases_and_of_norms_of_heads():

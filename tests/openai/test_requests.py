@@ -211,7 +211,11 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         ({"logit_bias": {"5": "x"}}, "logit_bias.5", "logit_bias.5 must be a number, got 'x'"),
         ({"bad_words": [3]}, "bad_words[0]", "bad_words[0] must be a string, a list, got 3"),
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens must be at most max_tokens, 5"),
-        ({"max_new_tokens": 5}, "max_new_tokens", "unknown field 'max_new_tokens'; known: model, "),
+        (
+            {"max_new_tokens": 5},
+            "max_new_tokens",
+            "'max_new_tokens'; did you mean 'max_completion_tokens'? known: model, ",
+        ),
         ({"prompt": "hi"}, "prompt", "unknown field 'prompt'; known: model, "),
     ],
 )

@@ -206,7 +206,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(read):
         ('{"prompt": "a", "turns": ["b"]}', "got prompt and turns"),
         (
             '{"prompt": "a", "temprature": 1}',
-            "unknown key 'temprature'; known: id, .*, temperature, ",
+            "unknown key 'temprature'; did you mean 'temperature'. known: id, .*, temperature, ",
         ),
         ('{"prompt": "a", "' + "long " * 1000 + '": 1}', "unknown key 'long .*; known: id, .*, metadata"),
         ('{"prompt": "a", "temperature": "hot"}', "temperature must be a number, 0 or more, got 'hot'"),

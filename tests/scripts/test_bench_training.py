@@ -53,4 +53,4 @@ def test_sizes_are_not_chosen(ask, capsys):
 
 def test_what_cannot_be_read_is_one_line(capsys):
     assert bench_training.main(["no-such-file.toml"]) == 2
-    assert capsys.readouterr().err == "error: training configuration not found: no-such-file.toml\n"
+    assert capsys.readouterr().err == "error: no-such-file.toml: no such file or folder\n"

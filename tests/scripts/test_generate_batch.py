@@ -520,7 +520,7 @@ def test_bad_input_is_one_line_before_anything_is_loaded(
     ("config", "options", "problem"),
     [
         ("nothing", [], "'nothing' is not a configuration"),
-        ("missing.toml", [], "configuration file not found: missing.toml"),
+        ("missing.toml", [], "missing.toml: no such file or folder"),
         (None, ["--batch-size", "0"], "engine.batch_size must be a whole number of at least 1, got 0"),
         (None, ["--num-speculative-tokens", "0"], "drafter.num_speculative_tokens must be a whole number"),
         ("plain.toml", ["--num-speculative-tokens", "2"], "--num-speculative-tokens: plain has no drafter"),

@@ -61,7 +61,7 @@ def test_a_configuration_stands_for_its_drafter_and_its_target(run, tmp_path):
         (["smollm2-135m-ngram"], "its drafter 'ngram' has no checkpoint"),
         ([golden_folder("dflash"), "--tensor-parallel", "2"], "only a whole model can be split"),
         ([golden_folder("dflash"), "--tensor-parallel", "0"], "must be at least 1"),
-        (["missing.toml"], "configuration file not found"),
+        (["missing.toml"], "missing.toml: no such file or folder"),
     ],
 )
 def test_bad_input_is_one_line(run, arguments, message):

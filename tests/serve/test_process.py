@@ -16,6 +16,7 @@ import pytest
 from child_process import python
 
 from jaxspec.commands import serve
+from jaxspec.installation import install_command
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "w6 w7"}], "temperature": 0}
 LONG = {**CHAT, "stream": True, "max_tokens": 100, "ignore_eos": True}
@@ -162,7 +163,7 @@ def test_without_the_extra_it_says_what_to_install(tiny_config, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert serve.main([str(tiny_config)]) == 2
     assert capsys.readouterr().err == (
-        "error: this needs uvicorn, which is not installed: pip install 'jaxspec[serve]'\n"
+        f"error: this needs uvicorn, which is not installed: {install_command('serve')}\n"
     )
 
 

@@ -182,6 +182,7 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
     assert loads("--num-speculative-tokens", "auto")[1]["drafter"] == {"num_speculative_tokens": "auto"}
     assert loads("--no-speculation")[1]["drafter"] == {"kind": "none"}
     assert loads("--device", "cpu")[1]["device"] == "cpu"
+    assert loads("--max-model-len", "64")[1]["max_model_len"] == 64
     assert loads("--n", "3", "--temperature", "1")[1]["batch_size"] == 3
     assert loads("--n", "30", "--temperature", "1")[1]["batch_size"] == 4  # as configured
     assert "imported by --import" not in sys.modules
@@ -192,7 +193,7 @@ def test_every_option_of_the_command_about_the_model_reaches_load(monkeypatch, t
 PROMPTING = ["--chat-template-kwargs", '{"note": "w9"}']
 NOTED = {"chat_template_kwargs": {"note": "w9"}}
 PROMPTS = {"chat_template_kwargs", "special_tokens_as_text", "sampling_defaults"}
-MODEL = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation", "imports"}
+MODEL = {"model", "drafter", "device", "max_model_len", "num_speculative_tokens", "no_speculation", "imports"}
 
 
 def test_no_option_of_the_commands_is_without_a_test():
@@ -333,12 +334,12 @@ def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_con
     for name, value in instead.items():
         assert asked(*flags({name: value}))["params"].grammar == SamplingParams(**{name: value}).grammar
     engines = {"tensor_parallel": 2, **({"replicas": 3} if asked.way != "one engine" else {})}
-    numbers = {"limit": 2, "batch_size": 3, "num_speculative_tokens": 5, **engines}
+    numbers = {"limit": 2, "batch_size": 3, "max_model_len": 96, "num_speculative_tokens": 5, **engines}
     found = asked("--raw", "--keep-order", "--import", importable, *flags({**options, **numbers}))
     assert found["params"] == SamplingParams(**options)
     assert found["sampling_modes"] == (required_mode(SamplingParams(**options)),)
     assert (found["raw"], found["keep_order"]) == (True, True)
-    assert (found["rows"], found["batch_size"]) == (2, 3)
+    assert (found["rows"], found["batch_size"], found["max_model_len"]) == (2, 3, 96)
     assert {name: found[name] for name in engines} == engines
     assert found["drafter"] == {"num_speculative_tokens": 5}
     assert tuple(found["imports"]) == (str(importable),) or asked.way == "one engine"
@@ -359,6 +360,7 @@ BATCH = {
     "keep_order",
     "limit",
     "batch_size",
+    "max_model_len",
     "replicas",
     "tensor_parallel",
     "prompt_key",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.errors import optional
+from jaxspec.installation import optional
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
