@@ -164,6 +164,7 @@ def test_what_json_cannot_say_is_an_error():
         render("x", [{**USER[0], "tools": {1, 2}}])
 
 
+@pytest.mark.timeout(30, func_only=True)
 def test_every_thread_gets_its_own_answer():
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda i: render(f"{i} {{{{ messages[0].content }}}}"), range(64)))

@@ -18,42 +18,50 @@ from jaxspec.grammar import GrammarStore
 from jaxspec.grammar.grammar import Grammar
 from jaxspec.sampling import Asked, Logprobs
 from jaxspec.training import adapt
+from jaxspec.training.adapter import _HEADS
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_engines):
     """One whose head can be trained, and of which what is watched is compiled."""
     engine = tiny_engines.load("eagle3")
-    engine.update_weights(engine.weights)
-    adapt(engine, engine.generate([1, 2], max_new_tokens=8, ignore_eos=True))
+    update(engine)
+    train(engine)
     return engine
+
+
+def update(engine):
+    engine.update_weights(engine.weights)
+
+
+def train(engine):
+    adapt(engine, engine.generate([1, 2], max_new_tokens=8, ignore_eos=True))
+
+
+def update_while_it_trains(engine):
+    lock = _HEADS[engine.programs].lock
+    while not lock.locked():
+        time.sleep(0.001)
+    while lock.locked():
+        update(engine)
 
 
 LOCKS = {
     "core.updating, of updates": (
         ["jaxspec.engine.engine:plan_weight_update"],
-        [lambda engine: engine.update_weights(engine.weights)] * 2,
+        [update] * 2,
     ),
     "core.updating, of a head that is put back": (
         ["jaxspec.training.adapter:variables", "jaxspec.engine.core:overwrite"],
-        [
-            lambda engine: adapt(engine, engine.generate([1, 2], max_new_tokens=8, ignore_eos=True)),
-            lambda engine: [engine.update_weights(engine.weights) for _ in range(4)],
-        ],
+        [train, update_while_it_trains],
     ),
     "core.weights_lock, of inspected steps": (
         ["jaxspec.inspection:_Run", "jaxspec.engine.core:overwrite"],
-        [
-            lambda engine: jaxspec.inspect_steps(engine, [1, 2], max_new_tokens=2),
-            lambda engine: engine.update_weights(engine.weights),
-        ],
+        [lambda engine: jaxspec.inspect_steps(engine, [1, 2], max_new_tokens=2), update],
     ),
     "core.weights_lock, of training": (
         ["jaxspec.training.adapter:_TrainedHead._present", "jaxspec.engine.core:overwrite"],
-        [
-            lambda engine: adapt(engine, engine.generate([1, 2], max_new_tokens=8, ignore_eos=True)),
-            lambda engine: [engine.update_weights(engine.weights) for _ in range(3)],
-        ],
+        [train, update_while_it_trains],
     ),
     "core._preparing, of requests": (
         ["jaxspec.engine.programs:Programs.compile"],
@@ -65,7 +73,7 @@ LOCKS = {
     ),
     "head.lock": (
         ["jaxspec.training.adapter:_TrainedHead.update"],
-        [lambda engine: adapt(engine, engine.generate([1, 2], max_new_tokens=8, ignore_eos=True))] * 2,
+        [train] * 2,
     ),
 }
 """By lock, the functions that no two threads may be in at once, and the calls that lead there."""

@@ -102,6 +102,17 @@ def test_prompts_that_differ_in_signs_are_different_and_an_answer_is_kept(tmp_pa
     assert (report["repeated"], report["prompts"], report["answered"]) == (2, 4, 1)
 
 
+def test_given_answers_stay_with_their_prompts(tmp_path):
+    report = prompts_stage(tmp_path, [{"prompt": f"sun {i}", "response": f"moon {i}"} for i in range(7)])
+    assert report["answered"] == 7
+    decode = open_checkpoint(tmp_path / "target").tokenizer.decode
+    read = [TokenRows.load(tmp_path / "out" / "prompts" / f"{name}.npz") for name in ("prompts", "answers")]
+    prompts, answers = read[0].sequences(), read[1].rows()
+    pairs = [(decode(prompts[index].tolist()), decode(ids.tolist())) for index, ids, _ in answers]
+    assert all(f"sun {answer.strip()[-1]}" in prompt for prompt, answer in pairs)
+    assert [int(answer.strip()[-1]) for _, answer in pairs] != list(range(7))  # in a random order
+
+
 def test_prompts_that_differ_in_signs_are_held_out_in_any_order(tmp_path):
     config = write_run(tmp_path, prompts={"held_out_share": 0.1})
     lines = [json.dumps({"prompt": "2" + sign * i + "2"}) + "\n" for sign in "+-*/" for i in range(1, 12)]

@@ -72,12 +72,14 @@ def test_every_key_of_the_optimiser_changes_an_update(files):
     some = lambda path, value: is_trained(path, value) and path[0] in ("fc", "norm")  # noqa: E731
     _, declared, _ = nnx.split(head, some, ...)
 
-    def second_update(config):
+    def second_update(config, largest=np.inf):
+        """Of gradients whose norm is at most `largest`."""
         optimizer, params = make_optimizer(config, declared), jax.tree.leaves(declared)
         state = optimizer.init(params)
         for scale in (1.0, -0.3):
             grads = [scale * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape) for x in params]
-            updates, state = optimizer.update(grads, state, params)
+            factor = min(1, largest / np.sqrt(sum(float((x * x).sum()) for x in grads)))
+            updates, state = optimizer.update([factor * x for x in grads], state, params)
         return np.concatenate([np.ravel(x) for x in updates])
 
     default = second_update(replace(SIZED, clip_norm=1e9))
@@ -85,6 +87,8 @@ def test_every_key_of_the_optimiser_changes_an_update(files):
     for name, value in OPTIMISED.items():
         changed = second_update(replace(SIZED, **{"clip_norm": 1e9, name: value}))
         assert np.abs(changed - default).max() > 1e-3 * np.abs(default).max(), name
+    clipped = second_update(replace(SIZED, clip_norm=0.5))
+    np.testing.assert_allclose(clipped, second_update(replace(SIZED, clip_norm=1e9), 0.5), rtol=1e-5)
     rates = {rate: learning_rate_schedule(replace(SIZED, learning_rate=rate)) for rate in (1e-3, 2e-3)}
     assert float(rates[2e-3](4)) == pytest.approx(2e-3)
     assert float(rates[1e-3](2)) == pytest.approx(0.5e-3)
