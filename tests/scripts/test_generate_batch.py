@@ -346,7 +346,7 @@ def test_resuming_in_order_keeps_the_order(run, faked, tmp_path, monkeypatch):
     ("options", "problem"),
     [
         (["--temperature", "1"], "temperature 0.0 and not 1.0"),
-        (["--max-new-tokens", "7"], "max_new_tokens 256 and not 7"),
+        (["--max-new-tokens", "7"], "max_new_tokens none and not 7"),
         (["--seed", "4"], "seed 3 and not 4"),
         (["--raw", "--stop", "w9"], 'stop [] and not ["w9"], raw false and not true'),
         (["--num-speculative-tokens", "2"], "drafter.num_speculative_tokens 3 and not 2"),
