@@ -44,22 +44,33 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "jaxspec", _OWN):
+        if _package(error) in ("", "jaxspec", _OWN):
             raise
-        raise ModuleNotFoundError(
-            f"this needs {package}, which is not installed: {install_command(extra)}", name=package
-        ) from None
+        raise _missing(error, extra) from None
 
 
 def optional(module: str, *, extra: str) -> ModuleType:
     """Imports a module of a package that an extra installs.
 
     Raises:
-      ModuleNotFoundError: as `needs`.
+      ModuleNotFoundError: as `needs`, or that of another package, which the module's own needs.
     """
-    with needs(extra):
+    try:
         return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if _package(error) != module.partition(".")[0]:
+            raise
+        raise _missing(error, extra) from None
+
+
+def _package(error: ModuleNotFoundError) -> str:
+    return (error.name or "").partition(".")[0]
+
+
+def _missing(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
+    package = _package(error)
+    problem = f"this needs {package}, which is not installed: {install_command(extra)}"
+    return ModuleNotFoundError(problem, name=package)
 
 
 def _packages(installed: metadata.Distribution) -> list[str]:

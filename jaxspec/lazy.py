@@ -28,6 +28,8 @@ def lazy_names(
             return value
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return importlib.import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        raise AttributeError(
+            f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
+        )
 
     return getattribute, lambda: sorted({*vars(sys.modules[package]), *module_of})

@@ -51,7 +51,7 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.7) -> str | 
     if asked in plain:
         return plain[asked]
     close = get_close_matches(asked, plain, n=5, cutoff=likeness)
-    begun = [each for each in close or plain if each.startswith(asked)] if len(asked) > 3 else []
+    begun = [each for each in close if each.startswith(asked)]  # eagle is eagle3 rather than peagle
     return next((plain[each] for each in begun + close), None)
 
 

@@ -94,6 +94,8 @@ def test_what_is_missing_is_named_with_what_installs_it():
     with pytest.raises(ModuleNotFoundError) as missing:
         optional("nothing_here.inside", extra="plots")
     assert (str(missing.value), missing.value.name) == (line, "nothing_here")
+    with pytest.raises(ModuleNotFoundError, match=r"^this needs nothing_here, "), needs("plots"):
+        import nothing_here  # noqa: F401
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'jaxspec\.nothing'$"), needs("plots"):
         import jaxspec.nothing  # noqa: F401
 
@@ -113,3 +115,11 @@ def test_no_page_installs_another_project():
     for path in [*pages, *code]:
         assert "install jaxspec" not in path.read_text("utf-8"), path
         assert "'jaxspec[" not in path.read_text("utf-8"), path
+
+
+def test_what_a_package_lacks_itself_is_not_called_one_of_ours(tmp_path, monkeypatch):
+    """An extra installs the package, which is there, and perhaps not all that its modules import."""
+    (tmp_path / "there.py").write_text("import nothing_here", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'nothing_here'$"):
+        optional("there", extra="plots")

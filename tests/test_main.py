@@ -93,7 +93,14 @@ def test_an_answer_that_failed_is_no_success(run, tiny_engine, monkeypatch, caps
         (["w6", "--temperature", "-1"], "temperature must be a number, 0 or more, got -1.0"),
         (["w6", "--top-k", "many"], "argument --top-k: invalid int value: 'many' (see --help)"),
         (["w6", "--num-speculative-tokens", "2", "--no-speculation"], "not allowed with argument"),
-        (["w6 " * 200], "leaves no room to answer"),
+        (
+            ["w6 " * 200],
+            "tokens leaves no room to answer: max_model_len is 128; load with a larger one (--max-m",
+        ),
+        (
+            ["w6 " * 90_000],
+            "characters makes more than 128 tokens, the max_model_len; load with a larger one (--max",
+        ),
         (["w6 \udcff"], "the prompt is not valid Unicode"),
         ([], "the following arguments are required: prompt"),
     ],

@@ -37,10 +37,10 @@ ENGINE = [each.name for each in fields(EngineConfig)]
         ("smollm2", list_configs(), "smollm2-135m"),
         ("eagel3", DRAFTERS, "eagle3"),
         ("eagle", DRAFTERS, "eagle3"),  # not peagle
-        ("qwen3-8b", list_configs(), "qwen3-8b-dflash"),
         ("qwen-3", FAMILIES, "qwen3"),
         ("--max-tokens", ["--max-new-tokens", "--model"], "--max-new-tokens"),
         ("num_beams", SAMPLING, None),
+        ("prompt", FIELDS[CHAT], None),
         ("x" * 10**6, SAMPLING, None),
         (7, SAMPLING, None),
         ("", SAMPLING, None),
@@ -68,6 +68,7 @@ def test_every_group_of_names_for_one_thing_begins_with_a_name_of_ours():
         (["Hi", "--max-tokens=5"], "there is no option --max-tokens; did you mean --max-new-tokens?"),
         (["Hi", "--nothing-like-it"], "there is no option --nothing-like-it (see --help)"),
         (["batch", "smollm2-135m", "--imput", "in"], "there is no option --imput; did you mean --input?"),
+        (["Hi", "-temperature", "1"], "there is no option -temperature; did you mean --temperature?"),
         (["chat", "Hi"], "unexpected Hi"),
         (["Hi", "--model", "smollm2"], "; did you mean 'smollm2-135m'? known: "),
         (["Hi", "--model", "./nothing"], "error: ./nothing: no such file or folder"),
@@ -121,10 +122,24 @@ def test_keywords_of_other_libraries_are_answered_with_ours(tiny_engine, tiny_co
     ):
         with pytest.raises(ValueError, match="did you mean 'max_new_tokens'"):
             call()
+    with pytest.raises(TypeError, match="did you mean 'max_new_tokens'"):
+        SamplingParams(max_tokens=3)
     with pytest.raises(jaxspec.ConfigError, match=r"key engine\.max_num_seqs; did you mean 'batch_size'"):
         jaxspec.load(tiny_config, max_num_seqs=3)
+    with pytest.raises(
+        jaxspec.ConfigError, match=r"engine\.kind; it is one of \[drafter\]: drafter={'kind': …}$"
+    ):
+        jaxspec.load(tiny_config, kind="ngram")
     with pytest.raises(RequestError, match=r"'max_new_tokens'; did you mean 'max_completion_tokens'"):
         read_body({"model": "m", "messages": [], "max_new_tokens": 3}, CHAT)
+
+
+def test_python_knows_the_names_that_are_imported_late():
+    """And says which was meant."""
+    with pytest.raises(AttributeError) as error:
+        jaxspec.lod  # noqa: B018
+    assert (error.value.name, error.value.obj) == ("lod", jaxspec)
+    assert "load" in dir(jaxspec)
 
 
 def test_no_message_lists_known_names_by_itself():

@@ -69,8 +69,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_option(self, word: str) -> None:
         known, name = self._option_string_actions, word.partition("=")[0]
-        # A word with a space is a text, and options may be shortened.
-        if not name.startswith("--") or " " in word or any(option.startswith(name) for option in known):
+        is_option = name.startswith("-") and name.lstrip("-")[:1].isalpha() and " " not in word
+        # Options may be shortened.
+        if not is_option or any(option.startswith(name) for option in known):
             return
         meant = nearest(name, known)
         self.error(f"there is no option {name}" + (f"; did you mean {meant}?" if meant else ""))

@@ -79,6 +79,10 @@ class Config:
         drafting: DrafterConfig = replace_section(self.drafter, "drafter", drafter or {})
         drafting.check_effect(drafter or {})
         sizes, own = engine or {}, self.engine
+        sizes_known, drafting_known = ({f.name for f in dataclasses.fields(each)} for each in (own, drafting))
+        for key in sizes:
+            if key in drafting_known - sizes_known:
+                raise ConfigError(f"unknown key engine.{key}; it is one of [drafter]: drafter={{{key!r}: …}}")
         batch_size = plain_number(sizes.get("batch_size"))
         if "slot_sizes" not in sizes and type(batch_size) is int:
             own = own.with_batch_size(batch_size)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral, Real
@@ -75,6 +75,7 @@ class SamplingParams:
 
     Raises:
       ValueError: a value has the wrong type or is out of its range.
+      TypeError: there is no field of a name.
     """
 
     temperature: float = 0.0
@@ -104,6 +105,17 @@ class SamplingParams:
     if TYPE_CHECKING:
         # The fields have what this makes of them. A dataclass makes the same function.
         def __init__(self, **fields: Unpack[SamplingOptions]) -> None: ...
+    else:
+
+        def __new__(cls, *values, **fields):
+            cls._check_names(fields, TypeError)
+            return super().__new__(cls)
+
+    @classmethod
+    def _check_names(cls, names: Iterable[str], error: type[Exception]) -> None:
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := [name for name in names if name not in known]:
+            raise error(f"unknown sampling parameter {unknown[0]!r}; {known_names(unknown[0], known)}")
 
     def __post_init__(self) -> None:
         top_k = _integer("top_k", self.top_k, "1 or more (0 or -1 is off)", lambda x: x >= -1)
@@ -220,9 +232,7 @@ class SamplingParams:
         if not isinstance(params, Mapping | None):
             raise ValueError(f"params must be SamplingParams or a mapping of its fields, got {params!r}")
         values = fields if params is None else params
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := [name for name in values if name not in known]:
-            raise ValueError(f"unknown sampling parameter {unknown[0]!r}; {known_names(unknown[0], known)}")
+        cls._check_names(values, ValueError)
         return cls(**values)
 
 
