@@ -193,7 +193,7 @@ def inspect_steps(
 
     Raises:
       ValueError: as in `Engine.generate`.
-      EngineError: the engine is closed.
+      EngineError: the engine is closed, also meanwhile.
     """
     if engine.core.error is not None:
         raise EngineError(str(engine.core.error))
@@ -205,8 +205,13 @@ def inspect_steps(
         continue_final_message=continue_final_message,
         special_tokens_as_text=special_tokens_as_text,
     )
-    with own_settings(engine.core.device), compilation_cache(), engine.core.weights_lock:
-        steps = list(_Run(engine, request).steps())
+    try:
+        with own_settings(engine.core.device), compilation_cache(), engine.core.weights_lock:
+            steps = list(_Run(engine, request).steps())
+    except Exception:
+        if engine.core.error is not None:  # closed meanwhile, by another thread: the weights are gone
+            raise EngineError(str(engine.core.error)) from None
+        raise
     return Inspection(steps, request.generation())
 
 

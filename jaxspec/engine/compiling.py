@@ -12,7 +12,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 _RUNNING: set[threading.Thread] = set()
 _ABANDONED: set[threading.Thread] = set()
@@ -60,6 +63,13 @@ class Compiling:
         """After an interrupt of the caller, nobody waits for the thread any more."""
         if kind is not None and not issubclass(kind, Exception) and self._thread in _RUNNING:
             _ABANDONED.add(self._thread)
+
+
+def interruptible(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls a function that compiles, in a thread of its own, so that an interrupt does not wait for it."""
+    with Compiling(partial(function, *arguments)) as compiling:
+        result: Result = compiling.future.result()
+    return result
 
 
 def is_ending() -> bool:

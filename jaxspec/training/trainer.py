@@ -1,5 +1,6 @@
 """The compiled programs of training: one update, and one validation batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxspec.config import ConfigError
 from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.engine.compiling import Result, interruptible
 from jaxspec.installation import needs
 from jaxspec.jax_settings import Device, own_settings, training_devices
 from jaxspec.models.decoder import Decoder
@@ -76,6 +78,7 @@ class Trainer:
             )
         self.devices = devices
         self._settings = partial(own_settings, devices[0])
+        self._have_run: set[int] = set()
         with self._settings():
             self._build(head, target, config)
 
@@ -125,13 +128,20 @@ class Trainer:
 
     def update(self, state: TrainState, rows: PackedRows) -> tuple[TrainState, StepSums]:
         """One update; donates the state."""
-        with self._settings():
-            return self._update(state, self._frozen, rows)
+        return self._run(self._update, state, self._frozen, rows)
 
     def validate(self, state: TrainState, rows: PackedRows) -> StepSums:
         """The sums of the loss on validation rows."""
-        with self._settings():
-            return self._validate(state.params, self._frozen, rows)
+        return self._run(self._validate, state.params, self._frozen, rows)
+
+    def _run(self, program: Callable[..., Result], *arguments: Any) -> Result:
+        """Runs a program; an interrupt does not wait for it to be compiled, the first time."""
+        run = self._settings()(program)
+        if id(program) in self._have_run:
+            return run(*arguments)
+        result = interruptible(run, *arguments)
+        self._have_run.add(id(program))
+        return result
 
     def averaged(self, state: TrainState, initial: nnx.State, weight: float) -> TrainState:
         """A state whose parameters are (1 - `weight`) times its own and `weight` times those of `initial`."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from child_process import python
 import jaxspec
 from jaxspec.engine import compiling
 from jaxspec.engine.programs import Programs
+from jaxspec.jax_settings import own_settings
 from jaxspec.sampling import Asked, Constraints
+from jaxspec.training.trainer import Trainer
 
 TESTS = Path(__file__).parents[1]
 SLOW = """
@@ -154,9 +157,45 @@ def test_a_process_that_ends_by_itself_waits_for_the_program_that_is_being_compi
     assert (done.returncode, done.stdout) == (0, "compiled\n")
 
 
+@contextmanager
+def alarm(seconds):
+    """An interrupt of the main thread, so many seconds later."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_the_first_run_of_a_program_of_training_is_not_waited_for():
+    """Later ones stay in the caller's thread."""
+    trainer, ends, threads = object.__new__(Trainer), threading.Event(), []
+    trainer._settings, trainer._have_run, trainer._frozen = own_settings, set(), {}
+
+    def program(state, frozen, rows):
+        threads.append(threading.current_thread())
+        ends.wait(60)
+        return state, rows
+
+    trainer._update = program
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), alarm(0.2):
+        trainer.update(1, 2)
+    assert time.monotonic() - began < 20
+    ends.set()
+    assert [trainer.update(1, 2) for _ in range(2)] == [(1, 2)] * 2
+    assert [thread is threading.main_thread() for thread in threads] == [False, False, True]
+
+
 def test_what_a_thread_raises_is_the_callers():
     def fails():
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"), compiling.Compiling(fails) as running:
-        running.future.result()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compiling.interruptible(fails)

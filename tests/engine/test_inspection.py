@@ -185,3 +185,17 @@ def clock():
             yield now
             now += slowness * i / 1000
             yield now
+
+
+def test_an_engine_that_is_closed_meanwhile_is_one_line(tiny_config, monkeypatch):
+    """Another thread closes it between two steps."""
+    with jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",)) as engine:
+        step = _Run.step
+
+        def closing(run, dispatch):
+            engine.close()
+            return step(run, dispatch)
+
+        monkeypatch.setattr(_Run, "step", closing)
+        with pytest.raises(jaxspec.EngineError, match=r"^the engine was closed$"):
+            inspect_steps(engine, [6, 7], max_new_tokens=4)

@@ -56,6 +56,9 @@ def arrays(tree):
 def test_samples_compute_under_any_mesh(engine, mesh):
     samples = engine.sample([PROMPT, PROMPT], n=2, max_new_tokens=4, temperature=1.0, seed=1)
     assert isinstance(samples.tokens.sharding, SingleDeviceSharding)
+    assert not any(
+        array.committed for array in (samples.tokens, samples.mask, samples.logprobs, samples.lengths)
+    )
     mean = jnp.where(samples.mask, samples.logprobs, 0).sum() / samples.mask.sum()
     loss = jax.jit(jax.grad(lambda weight: (weight * samples.logprobs).mean()))
     assert float(mean) < 0
