@@ -74,6 +74,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer | N
     tokens = meta.list("tokenizer.ggml.tokens", str, [])
     if not tokens:
         raise CheckpointError(f"{name}: metadata tokenizer.ggml.tokens is missing")
+    # As in llama.cpp, so that several tokens without a text have one of their own.
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     types = _types(meta, tokens)
     ids = _special_ids(meta, tokens, types)
     ends = _end_tokens(tokens, types, ids)

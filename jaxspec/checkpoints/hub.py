@@ -13,7 +13,10 @@ from jaxspec.checkpoints.cache import cache_folder
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.gguf_parts import parts_of
 
-FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+FILES = (
+    *("*.json", "*.safetensors", "*.jinja"),
+    *("tokenizer.model", "tiktoken.model", "spiece.model", "vocab.txt", "merges.txt"),
+)
 """The files to download from a repository: no pickles, no code."""
 
 # Subfolders, and Mistral's consolidated files, hold the same weights in other formats; a subfolder may also

@@ -17,23 +17,29 @@ _MAX_DEPTH = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def read_json(path: Path, *, default: dict[str, Any] | None = None) -> dict[str, Any]:
+def read_json(
+    path: Path,
+    *,
+    default: dict[str, Any] | None = None,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = _MAX_VALUES,
+) -> dict[str, Any]:
     """The object in the file; `default` if the file is missing and a default is given.
 
     Takes at most half a second and 50 MB, whatever the file holds, or three times as much if long texts have
-    characters that Python stores in 32 bits.
+    characters that Python stores in 32 bits, with the limits of bytes and values that stand here.
 
     Raises:
       CheckpointError: the file is missing, not a regular file, not JSON or not an object; it is larger,
         deeper or has more values than any such file; or a text in it is not valid Unicode.
     """
-    content = read_bytes(path, MAX_BYTES, missing_ok=default is not None)
+    content = read_bytes(path, max_bytes, missing_ok=default is not None)
     if content is None:
         assert default is not None
         return default
     # Counted before parsing: an empty object takes three bytes in the file and seventy in memory.
-    if sum(map(content.count, b",:[{")) > _MAX_VALUES:
-        raise CheckpointError(f"{path}: holds more than {_MAX_VALUES} values")
+    if sum(map(content.count, b",:[{")) > max_values:
+        raise CheckpointError(f"{path}: holds more than {max_values} values")
     try:
         values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

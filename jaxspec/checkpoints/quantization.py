@@ -21,6 +21,8 @@ from jaxspec.checkpoints.scaled import expand_scaled, with_usual_scales
 
 Tensors = Mapping[str, TensorSource]
 
+SETTINGS = ("quantization_config", "compression_config")
+"""Keys of a `config.json` that say how weights are quantised; the second is older."""
 _DENSE = ("dense", "fakequant")
 """Formats of compressed-tensors for weights that are stored dense, beside their scales."""
 _WITHOUT_WEIGHTS = {"quant_method", "version", "sparsity_config", "transform_config"}

@@ -14,6 +14,7 @@ from jaxspec.checkpoints.codes import QuantizedTensor
 from jaxspec.checkpoints.errors import CheckpointError
 from jaxspec.checkpoints.folder import ORBAX
 from jaxspec.checkpoints.llama3_rope import llama3_parameters
+from jaxspec.checkpoints.quantization import SETTINGS
 from jaxspec.checkpoints.quantize import FORMATS, is_rounded, quantization_config, rounded
 from jaxspec.checkpoints.safetensors_files import write_safetensors
 from jaxspec.spelling import known_names
@@ -121,10 +122,10 @@ def _arrays(
 
 def _config(checkpoint: Checkpoint, dtype: str | None) -> dict[str, Any]:
     """The `config.json` of the weights as they are written: expanded, and perhaps rounded."""
-    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    config = {key: value for key, value in checkpoint.config.items() if key not in SETTINGS}
     nested = config.get("text_config")
     if isinstance(nested, dict):
-        config["text_config"] = nested = {k: v for k, v in nested.items() if k != "quantization_config"}
+        config["text_config"] = nested = {k: v for k, v in nested.items() if k not in SETTINGS}
     if dtype is not None:
         config.setdefault("dtype" if "dtype" in config else "torch_dtype", dtype)
         for place in (config, nested if isinstance(nested, dict) else {}):

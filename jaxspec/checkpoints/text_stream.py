@@ -133,7 +133,7 @@ def _special_ids(backend: Tokenizer) -> frozenset[int]:
 
 
 def _token_bytes(token: str) -> bytes:
-    table = _byte_level_alphabet()
+    table = byte_level_alphabet()
     try:
         return bytes([table[character] for character in token])
     except KeyError:  # an added token is plain text
@@ -141,7 +141,7 @@ def _token_bytes(token: str) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """GPT-2's table: printable Latin-1 stands for itself, the other bytes for characters from 256 on."""
     printable = [
         *range(ord("!"), ord("~") + 1),

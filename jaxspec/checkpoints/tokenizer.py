@@ -57,7 +57,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """Reads `tokenizer.json`, else `tokenizer.model`, and the files beside it; None without either.
+        """Reads `tokenizer.json`, or a file of another form, and those beside it; None without any.
 
         Raises:
           CheckpointError: a file cannot be parsed, or two of them contradict each other.

@@ -3,6 +3,7 @@
 They are read as transformers 5.23 reads them, except that a token keeps the id that a file gives it.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,27 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from jaxspec.checkpoints.byte_level_files import (
+    READ_FROM_VOCABULARIES,
+    tekken_backend,
+    tiktoken_backend,
+    vocabulary_backend,
+)
 from jaxspec.checkpoints.errors import CheckpointError, foreign
 from jaxspec.checkpoints.json_file import MAX_BYTES, read_bytes, read_json
 from jaxspec.checkpoints.sentencepiece_model import add_ends, sentencepiece_backend
 
 _MAX_BYTES = 128 * 2**20
 """The largest `tokenizer.json`, in bytes: four times one with 262,144 tokens."""
+
+_MAX_VALUES = 2_000_000
+"""The most values of a file with a vocabulary: twice a `tekken.json` with 131,072 tokens."""
+_RANKS = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+"""How a file of tiktoken begins."""
+_UNREAD = ("*.tiktoken", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
+"""Names of files that may hold a tokenizer, in forms that are not read, or only beside another."""
+_OF_MODELS = {"gemma": "GemmaTokenizer", "qwen3_5": "", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+"""The class of tokenizers of model types that begin so, for folders that name none."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -28,10 +44,11 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[str, str]] | None:
     """The tokenizer, the texts of special tokens ("bos_token", …), and the chat templates by name.
 
-    None if there is neither `tokenizer.json` nor `tokenizer.model`.
+    None if the folder has no file of a tokenizer.
 
     Raises:
-      CheckpointError: a file cannot be parsed, or two of them contradict each other.
+      CheckpointError: a file cannot be parsed, two of them contradict each other, or the tokenizer is only in
+        a form that is not read.
     """
     config = read_json(folder / "tokenizer_config.json", default={})
     stated = _stated_tokens(folder, config)
@@ -39,7 +56,7 @@ def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], 
     config = {**config, **names} if stated is None else {**names, **config}
     special = {name: _token_text(name, config, folder) for name in SPECIAL_TOKENS if config.get(name)}
     added = _older_tokens(folder, config) if stated is None else stated
-    path, model = folder / "tokenizer.json", folder / "tokenizer.model"
+    path = folder / "tokenizer.json"
     if (content := read_bytes(path, _MAX_BYTES, missing_ok=True)) is not None:
         with foreign(path, "not a tokenizer"):
             backend = tokenizers.Tokenizer.from_buffer(content)
@@ -47,28 +64,65 @@ def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], 
             newer = {token.content for token in backend.get_added_tokens_decoder().values()}
             added = {number: token for number, token in added.items() if token.content not in newer}
         _add_tokens(backend, added, config, folder)
-    elif (content := read_bytes(model, _MAX_BYTES, missing_ok=True)) is not None:
+    else:
         placed = {i: token.content for i, token in added.items()}
-        kind, named = _kind(folder, config), set(special.values())
-        backend, own = sentencepiece_backend(model, content, kind, config, placed, named)
+        found = _without_json(folder, config, placed, set(special.values()))
+        if found is None:
+            return None
+        backend, own, ends = found
         special = {**own, **special}
         _add_tokens(backend, added, {**special, **config}, folder)
-        add_ends(backend, config, special)
-    else:
-        return None
+        add_ends(backend, {**ends, **config}, special)
     # These are settings for training; here they would cut or pad prompts.
     backend.no_truncation()
     backend.no_padding()
     return backend, special, _templates(folder, config)
 
 
+def _without_json(
+    folder: Path, config: Mapping[str, Any], placed: Mapping[int, str], special: set[str]
+) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[str, bool]] | None:
+    """The tokenizer of a folder without `tokenizer.json`, the texts of its special tokens, and which of them
+    it adds to a text by default.
+
+    Args:
+      placed: texts of added tokens by id.
+      special: texts of special tokens.
+    """
+    kind = _kind(folder, config)
+    tekken, vocabulary = (
+        read_json(folder / name, default={}, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
+        for name in ("tekken.json", "vocab.json")
+    )
+    if tekken:
+        return *tekken_backend(folder / "tekken.json", tekken), {"add_bos_token": True}
+    for path in (folder / "tokenizer.model", folder / "tiktoken.model"):
+        if (content := read_bytes(path, _MAX_BYTES, missing_ok=True)) is None:
+            continue
+        if _RANKS.match(content):
+            return tiktoken_backend(path, content, placed), {}, {}
+        return *sentencepiece_backend(path, content, kind, config, placed, special), {}
+    merges = read_bytes(folder / "merges.txt", _MAX_BYTES, missing_ok=True)
+    if vocabulary and merges is not None and kind in READ_FROM_VOCABULARIES:
+        text = _text(folder / "merges.txt", merges)
+        return *vocabulary_backend(folder / "vocab.json", vocabulary, text, kind, config), {}
+    there = sorted({path.name for pattern in _UNREAD for path in folder.glob(pattern)})
+    if there:
+        raise CheckpointError(
+            f"{folder}: its tokenizer is only in {', '.join(there)}, which is not read"
+            f"{f' for a {kind}' if kind else ''}; write a tokenizer.json: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers"
+        )
+    return None
+
+
 def _kind(folder: Path, config: Mapping[str, Any]) -> str:
-    """The class of transformers that a SentencePiece model is meant for."""
+    """The class of transformers that a SentencePiece model or a `vocab.json` is meant for."""
     named = config.get("tokenizer_class")
     if isinstance(named, str):
         return named.removesuffix("Fast")
-    model_type = read_json(folder / "config.json", default={}).get("model_type")
-    return "GemmaTokenizer" if str(model_type).startswith("gemma") else ""
+    model_type = str(read_json(folder / "config.json", default={}).get("model_type"))
+    return next((kind for start, kind in _OF_MODELS.items() if model_type.startswith(start)), "")
 
 
 def _stated_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, AddedToken] | None:

@@ -129,6 +129,7 @@ KEYS: Mapping[str, Check] = {
     "speculators_config": _OBJECT,
     "verifier": _OBJECT,
     "quantization_config": _OBJECT,
+    "compression_config": _OBJECT,
     "rope_scaling": _OBJECT,
     "rope_parameters": _OBJECT,
     "per_layer_config": _OBJECT,

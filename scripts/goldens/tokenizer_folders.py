@@ -1,20 +1,33 @@
 """Tokenizers of folders: what transformers makes of `tokenizer.model`, and of tokens that stand beside it."""
 
+import base64
 import json
+import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 TEXTS = (
     *("Hello world", "  two  spaces", "a\tb\n\nc", "naïve 😀 \uff46ull", "<s>hi</s> x", "</s>", "", " "),
     *("12<ctl> <sep>b", "x<start_of_turn>y<five> <|new|> z<|old|>", "a<|tool|>b <pad>!"),
 )
+MORE_TEXTS = ("cafe\u0301 e\u0301", "Sentence there", "rest seats seen")
+"""For byte-level tokenizers: marks that NFC joins, and words in which the order of merges matters."""
+SENTENCES = (
+    "The rest of these sentences are there so that there are merges that compete: streets, nests, stones, "
+    "rents, hertz, enter, letters, less, sense, seen, tree, tense, resent, east, easter.\n"
+)
 CORPUS = "Hello world, hello words. Two naive spaces were found in 2024.\n"
+
+
+os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would keep what a path held before
 
 
 def _token(content: str, **flags: bool) -> dict[str, Any]:
@@ -151,6 +164,48 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
+BYTE_LEVEL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "tiktoken": (
+        "tokenizer.model",
+        "llama",
+        {
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "added_tokens_decoder": {"320": NEW, "322": TOOL},
+                "bos_token": "<|new|>",
+                "add_bos_token": True,
+            }
+        },
+    ),
+    "tiktoken-alone": ("tiktoken.model", "smollm3", {}),
+    "tekken": (
+        "tekken.json",
+        "mistral",
+        {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}},
+    ),
+    "qwen2": (
+        "vocab.json",
+        "qwen2",
+        {
+            "tokenizer_config.json": {
+                "tokenizer_class": "Qwen2Tokenizer",
+                "added_tokens_decoder": {"299": _token("<|endoftext|>"), "300": NEW, "301": TOOL},
+                "bos_token": None,
+                "eos_token": "<|new|>",
+                "pad_token": "<|endoftext|>",
+                "unk_token": None,
+            }
+        },
+    ),
+    "qwen3-alone": ("vocab.json", "qwen3", {}),
+    "gpt2": (
+        "vocab.json",
+        "llama",
+        {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}},
+    ),
+}
+"""Cases of byte-level tokenizers, by the file of the vocabulary."""
+
 
 def write(root: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,6 +224,52 @@ def write(root: Path) -> None:
             for name, content in files.items():
                 (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", "utf-8")
             (folder / "expected.json").write_text(_expected(folder), "utf-8")
+    tokenizer = _bytes()
+    for case, (model, model_type, files) in BYTE_LEVEL.items():
+        folder = root / "tokenizers" / case
+        folder.mkdir(parents=True)
+        _write_bytes(tokenizer, folder / model)
+        for name, content in {"config.json": {"model_type": model_type}, **files}.items():
+            (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        (folder / "expected.json").write_text(_expected(folder, (*TEXTS, *MORE_TEXTS)), "utf-8")
+
+
+def _bytes() -> Tokenizer:
+    """Byte-level BPE of 299 tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=299, initial_alphabet=sorted(alphabet), show_progress=False)
+    tokenizer.train_from_iterator([CORPUS, SENTENCES], trainer)
+    return tokenizer
+
+
+def _write_bytes(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes the vocabulary in the form that the file's name stands for."""
+    table = {character: byte for byte, character in bytes_to_unicode().items()}
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda each: each[1])
+    coded = [base64.b64encode(bytes(table[c] for c in text)).decode() for text, _ in vocabulary]
+    if path.suffix == ".model":
+        path.write_text("".join(f"{token} {rank}\n" for rank, token in enumerate(coded)), "utf-8")
+    elif path.name == "tekken.json":
+        special = ["<unk>", "<s>", "</s>", "[INST]"]
+        content = {
+            "config": {
+                "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+",
+                "default_vocab_size": 8 + 290,
+                "default_num_special_tokens": 8,
+                "version": "v3",
+            },
+            "vocab": [{"rank": i, "token_bytes": token, "token_str": None} for i, token in enumerate(coded)],
+            "special_tokens": [
+                {"rank": i, "token_str": s, "is_control": True} for i, s in enumerate(special)
+            ],
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    else:
+        tokenizer.model.save(str(path.parent))
+        end = {"<|endoftext|>": len(vocabulary)} if path.parent.name == "gpt2" else {}
+        path.write_text(json.dumps({**dict(vocabulary), **end}, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _train(prefix: Path, settings: dict[str, Any]) -> None:
@@ -204,12 +305,12 @@ def _words() -> Tokenizer:
     return tokenizer
 
 
-def _expected(folder: Path) -> str:
+def _expected(folder: Path, texts: Sequence[str] = TEXTS) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = [tokenizer.encode(text) for text in TEXTS]
+    ids = [tokenizer.encode(text) for text in texts]
     expected = {
         "special_tokens": tokenizer.special_tokens_map,
-        "texts": TEXTS,
+        "texts": texts,
         "ids": ids,
         "decoded": [tokenizer.decode(each, skip_special_tokens=True) for each in ids],
         "decoded_whole": [tokenizer.decode(each, skip_special_tokens=False) for each in ids],

@@ -179,3 +179,25 @@ def test_chat_templates(template):
     special = {"bos_token": "<s>"}
     text = refused_or(lambda: render_chat(template, MESSAGES, special, add_generation_prompt=True))
     assert text is None or isinstance(text, str)
+
+
+@pytest.mark.parametrize(
+    ("case", "file"),
+    [
+        *(("tiktoken", "tokenizer.model"), ("tekken", "tekken.json")),
+        *(("gpt2", "vocab.json"), ("gpt2", "merges.txt")),
+    ],
+)
+@given(data=st.data())
+def test_damaged_vocabularies_of_other_forms(tmp_path_factory, case, file, data):
+    source = golden_files.FOLDER / "tokenizers" / case
+    content = (source / file).read_bytes()
+    folder = tmp_path_factory.mktemp("form")
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    if file == "tekken.json" and data.draw(st.booleans()):
+        keys = ("config", "vocab", "special_tokens", "rank", "token_str", "token_bytes", "pattern")
+        broken = json.dumps(data.draw(changed(json.loads(content), keys))).encode()
+    else:
+        broken = data.draw(damaged(content))
+    (folder / file).write_bytes(broken)
+    refused_or(lambda: use(Tokenizer.from_folder(folder)))

@@ -198,6 +198,14 @@ def test_tokens_with_the_same_text_are_named():
         tokenizer_from_gguf(values, "file")
 
 
+def test_tokens_without_a_text_are_told_apart():
+    values = byte_level()
+    values["tokenizer.ggml.tokens"] += ["", ""]
+    tokenizer = tokenizer_from_gguf(values, "file")
+    assert [tokenizer.vocabulary[f"[EMPTY_{i}]"] for i in (267, 268)] == [267, 268]
+    assert tokenizer.encode("hello") == tokenizer_from_gguf(byte_level(), "file").encode("hello")
+
+
 def test_what_a_template_writes_in_front_becomes_ids_once():
     """GLM's begins with "[gMASK]<sop>", and its files name "[gMASK]" as the token that texts begin with."""
     values = byte_level("glm4", chat_template=GLM_TEMPLATE)

@@ -206,7 +206,7 @@ def test_expanded_weights_are_not_called_quantised(tmp_path):
 
 def test_expanded_weights_of_a_nested_config_are_not_called_quantised(tmp_path, head):
     nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}, "dtype": "bfloat16"}}
-    head = replace(head, config=nested)
+    head = replace(head, config={**nested, "compression_config": {"format": "pack-quantized"}})
     save_safetensors(tmp_path / "saved", head, dtype="float16", progress=False)
     expected = {"text_config": {"dtype": "float16"}, "torch_dtype": "float16"}
     assert saved_json(tmp_path, "config.json") == expected

@@ -75,7 +75,9 @@ def test_bad_values_are_named(tmp_path, files, message):
     ("content", "message"),
     [
         (b"", "it has no tokens"),
-        (b"IQ== 0\n", "not a SentencePiece model"),  # a file of tiktoken
+        (b"IQ== 0\n", "has no token for 255 bytes, 0 among them"),  # a file of tiktoken
+        (b"IQ== 0\nIQ 1\n", "not a file of tiktoken"),
+        (b"IQ== 0\nIQ==\n", "not a file of tiktoken"),
         (b"\x0a\x03\x0a\x01a\x12\x02\x18\x03", "of words or characters"),
         (b"\x0a\x03\x0a\x01a\x0a\x03\x0a\x01a", "two of its tokens have the same text"),
         (b"\x0a\x09\x0a\x01a", "it is cut short"),
@@ -84,6 +86,56 @@ def test_bad_values_are_named(tmp_path, files, message):
 def test_a_model_that_is_none_is_named(tmp_path, content, message):
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "model_type", "message"),
+    [
+        (
+            ["vocab.txt"],
+            "llama",
+            r"its tokenizer is only in vocab\.txt, which is not read; write a tokenizer\.json",
+        ),
+        (
+            ["vocab.json", "merges.txt"],
+            "qwen3_5",
+            r"only in merges\.txt, vocab\.json, which is not read; write",
+        ),
+        (["qwen.tiktoken"], "qwen", r"only in qwen\.tiktoken, which is not read"),
+        (["spiece.model"], "t5", r"only in spiece\.model, which is not read"),
+    ],
+)
+def test_a_form_that_is_not_read_is_one_line(tmp_path, files, model_type, message):
+    write_json(tmp_path / "config.json", {"model_type": model_type})
+    for name in files:
+        (tmp_path / name).write_text('{"a": 0}')
+    with pytest.raises(CheckpointError, match=message) as error:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_that_reads_no_vocabulary_is_named(tmp_path):
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizerFast"})
+    (tmp_path / "vocab.txt").write_text("a\n")
+    with pytest.raises(
+        CheckpointError, match=r"only in vocab\.txt, which is not read for a BertTokenizer; write"
+    ):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_tekken_alone_begins_texts_as_mistral_does(tmp_path):
+    content = json.loads((FOLDER / "tekken" / "tekken.json").read_text("utf-8"))
+    write_json(tmp_path / "tekken.json", content)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.decode(tokenizer.encode("Hello"), skip_special_tokens=False) == "<s>Hello"
+    write_json(tmp_path / "tekken.json", {key: content[key] for key in ("config", "vocab")})
+    with pytest.raises(CheckpointError, match=r"tekken\.json: lists no special_tokens"):
+        Tokenizer.from_folder(tmp_path)
+    content["config"]["default_num_special_tokens"] = 2**40
+    write_json(tmp_path / "tekken.json", content)
+    with pytest.raises(CheckpointError, match=r"has 1099511627776 tokens, and at most 1048576 are read"):
         Tokenizer.from_folder(tmp_path)
 
 
