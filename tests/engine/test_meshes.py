@@ -13,6 +13,7 @@ from tiny_engines import SIZES
 from tiny_models import write_eagle3, write_target
 
 import jaxspec
+from jaxspec.checkpoints import open_checkpoint
 from jaxspec.sharding import entering
 from jaxspec.training import adapt
 
@@ -90,11 +91,12 @@ def test_what_is_asked_in_arrays_is_answered_under_any_mesh(engine, mesh):
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_weights_of_any_mesh_enter_under_any_mesh(folder, engine, mesh, axis_type):
-    """And what leaves afterwards is as before."""
+    """As tensors of a checkpoint, whose axes are put in order on the way. What leaves then is as before."""
     place = NamedSharding(mesh_of(axis_type), PartitionSpec("dp"))
     with jaxspec.load(folder / "other", drafter="none", progress=False, **SIZES) as other:
         answer = other.generate(PROMPT, max_new_tokens=8).token_ids
-        new = jax.tree.map(lambda array: jax.device_put(np.array(array), place), other.weights)
+        tensors = open_checkpoint(folder / "other").tensors
+        new = {name: jax.device_put(tensor.read(), place) for name, tensor in tensors.items()}
     before = engine.weights_version
     assert engine.update_weights(new) == before + 1
     assert engine.generate(PROMPT, max_new_tokens=8).token_ids == answer
