@@ -98,6 +98,10 @@ def test_an_answer_without_a_limit_may_fill_the_model(tiny_engine, read):
     (whole,), (cut,) = whole.generations, cut.generations
     assert len(whole.prompt_token_ids) + len(whole.token_ids) == tiny_engine.max_model_len
     assert len(cut.token_ids) == 2
+    text = line(TEXT, body={"max_tokens": None, "n": 1, "temperature": 0, "ignore_eos": True})
+    for params, size in ((SamplingParams(), 16), (SamplingParams(max_new_tokens=5), 5)):
+        (ended,) = BatchRun(tiny_engine, read(text), params)
+        assert len(ended.generations[0].token_ids) == size
 
 
 def test_options_of_the_command_are_for_bodies_that_do_not_say(read):
