@@ -99,8 +99,8 @@ def replicated(mesh: Mesh | AbstractMesh) -> Sharding:
 def entering(array: jax.Array) -> jax.Array:
     """A caller's array without its mesh, so that our programs can take it; nothing is copied.
 
-    JAX computes with an array of an explicit mesh only under that mesh, and gives the results of a program
-    the mesh of its arguments.
+    JAX may compute with an array of an explicit mesh only under that mesh, and may give the results of a
+    program the mesh of its arguments.
     """
     own = array.sharding
     if not isinstance(own, NamedSharding) or array.is_deleted():
