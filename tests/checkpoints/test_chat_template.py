@@ -191,7 +191,9 @@ def test_a_forked_process_starts_one_of_its_own():
     own = chat_template._process
     mine, forked = own._process, chat_template._TemplateProcess()
     forked._process = mine
+    forked._lock.acquire()  # as a thread of the parent may have
     forked.forget()
+    assert not forked._lock.locked()
     mine.returncode = None  # only the forked copy is to forget it
     assert forked.ask('{"template": "forked", "variables": {}, "arguments": {}}') == {"text": "forked"}
     assert forked._process is not mine
