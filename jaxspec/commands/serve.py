@@ -34,7 +34,7 @@ from jaxspec.commands.command_line import (
 from jaxspec.config import resolve_config
 from jaxspec.errors import OneLineError
 from jaxspec.installation import optional
-from jaxspec.sampling.options import Kind
+from jaxspec.sampling.params import Kind
 
 KEY = "JAXSPEC_API_KEY"
 """The environment variable with the API key. An option would show it to everybody on the machine."""

@@ -56,13 +56,15 @@ if TYPE_CHECKING:
     from jaxspec.sampling.logits import process_logits
     from jaxspec.sampling.logprobs import Logprobs, TokenLogprobs, required_logprobs, token_logprobs
     from jaxspec.sampling.mode import SamplingMode, can_branch, modes_for_sampling, required_mode
-    from jaxspec.sampling.options import Kind, ManySamplingOptions, SamplingOptions
     from jaxspec.sampling.params import (
         DEFAULT_MAX_NEW_TOKENS,
         MAX_BAD_WORD_TOKENS,
         MAX_LOGIT_BIAS,
         MAX_LOGPROBS,
         MAX_SEQUENCE,
+        Kind,
+        ManySamplingOptions,
+        SamplingOptions,
         SamplingParams,
         sample_seed,
     )
@@ -82,9 +84,8 @@ else:
             "jaxspec.sampling.logits": "process_logits",
             "jaxspec.sampling.logprobs": "Logprobs TokenLogprobs required_logprobs token_logprobs",
             "jaxspec.sampling.mode": "SamplingMode can_branch modes_for_sampling required_mode",
-            "jaxspec.sampling.options": "Kind ManySamplingOptions SamplingOptions",
             "jaxspec.sampling.params": "DEFAULT_MAX_NEW_TOKENS MAX_BAD_WORD_TOKENS MAX_LOGIT_BIAS "
-            "MAX_LOGPROBS MAX_SEQUENCE SamplingParams sample_seed",
+            "MAX_LOGPROBS MAX_SEQUENCE Kind ManySamplingOptions SamplingOptions SamplingParams sample_seed",
             "jaxspec.sampling.rejection": "Verdict verify",
             "jaxspec.sampling.state": "SamplingState seed_words",
             "jaxspec.sampling.synthetic": "verify_synthetic",

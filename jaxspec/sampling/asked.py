@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from jaxspec.sampling.constraints import Constraints, required_constraints
 from jaxspec.sampling.logprobs import Logprobs, required_logprobs
-from jaxspec.sampling.options import Kind
-from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.params import Kind, SamplingParams
 
 
 class Asked(NamedTuple):

@@ -3,17 +3,20 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 from jaxspec.documents import plain_number, whole_number
 from jaxspec.errors import OneLineError
 from jaxspec.grammar import Grammar
-from jaxspec.sampling.options import LogprobsMode, SamplingOptions
 from jaxspec.spelling import known_names
+
+if TYPE_CHECKING:  # command lines are read without them
+    import jax
+    import numpy as np
 
 DEFAULT_MAX_NEW_TOKENS = 256
 MAX_LOGPROBS = 20
@@ -26,8 +29,51 @@ MAX_BAD_WORD_TOKENS = 512
 MAX_SEQUENCE = 16
 """The most tokens of one of the `bad_words`, and the largest `no_repeat_ngram_size`."""
 
+Kind = Literal["logprobs", "json", "penalties", "bias", "words"]
+"""A kind of what requests may ask for; see `Engine.prepare`."""
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+
 _COLDEST, _HOTTEST = 1e-30, 1e30
 _WEAKEST, _STRONGEST = 0.01, 100.0
+
+
+class _Options(TypedDict, total=False):
+    """The fields of `SamplingParams` but the seed, as callers may give them; for type checkers and editors."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    max_new_tokens: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: "Sequence[int] | np.ndarray | jax.Array"
+    ignore_eos: bool
+    speculate: bool
+    num_speculative_tokens: int | None
+    logprobs: int | None
+    logprobs_mode: LogprobsMode
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]]
+    bad_words: str | Sequence[str | Sequence[int]]
+    min_tokens: int
+    no_repeat_ngram_size: int
+    choice: Sequence[str]
+    regex: str | None
+    json_schema: Any
+
+
+class SamplingOptions(_Options, total=False):
+    """For one prompt."""
+
+    seed: int | None
+
+
+class ManySamplingOptions(_Options, total=False):
+    """For one prompt or several, each of which may have its own seed."""
+
+    seed: "int | Sequence[int | None] | np.ndarray | jax.Array | None"
 
 
 @dataclass(frozen=True)
