@@ -24,6 +24,8 @@ TYPE_CHECKING = False  # type checkers take it as true; to import `typing` is ha
 
 __version__ = "0.1.0"
 
+__path__.append(f"{__path__[0]}/moved")
+
 __all__ = [
     "AcceptanceStats",
     "AsyncEngine",
@@ -50,7 +52,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from jaxspec.checkpoints import CheckpointError
     from jaxspec.config import ConfigError, DrafterConfig, EngineConfig, list_configs
     from jaxspec.drafters.registry import register_drafter
     from jaxspec.engine import (
@@ -65,25 +66,26 @@ if TYPE_CHECKING:
         Samples,
         Scores,
     )
-    from jaxspec.engine.load import generate, load
-    from jaxspec.inspection import inspect_steps
-    from jaxspec.lossless import check_lossless
+    from jaxspec.engine.api.load import generate, load
+    from jaxspec.files import CheckpointError
+    from jaxspec.lab.inspection import inspect_steps
+    from jaxspec.lab.lossless import check_lossless
     from jaxspec.models.registry import register_family
     from jaxspec.sampling import SamplingParams
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "jaxspec.checkpoints": "CheckpointError",
+            "jaxspec.files": "CheckpointError",
             "jaxspec.config": "ConfigError DrafterConfig EngineConfig list_configs",
             "jaxspec.drafters.registry": "register_drafter",
             "jaxspec.engine": (
                 "AcceptanceStats AsyncEngine Delta Engine EngineError Generation QueueFullError Request "
                 "Samples Scores"
             ),
-            "jaxspec.engine.load": "generate load",
-            "jaxspec.inspection": "inspect_steps",
-            "jaxspec.lossless": "check_lossless",
+            "jaxspec.engine.api.load": "generate load",
+            "jaxspec.lab.inspection": "inspect_steps",
+            "jaxspec.lab.lossless": "check_lossless",
             "jaxspec.models.registry": "register_family",
             "jaxspec.sampling": "SamplingParams",
         },

@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if is_ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-    compiling = sys.modules.get("jaxspec.engine.compiling")
+    compiling = sys.modules.get("jaxspec.engine.device.compiling")
     if status == 130 and arguments is None and compiling is not None:
         compiling.end_process(status)  # an interrupt does not wait for programs that are being compiled
     return status

@@ -1,4 +1,5 @@
-"""Public names of a package that are imported when they are first used, since JAX takes long to import."""
+"""What is imported when it is first used: public names of a package, since JAX takes long to import, and
+modules around the core."""
 
 import importlib
 import sys
@@ -8,6 +9,14 @@ TYPE_CHECKING = False  # see `jaxspec`
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
+
+
+def outside(room: str) -> "Any":
+    """A package or module of jaxspec that the core does without until a feature of it is used.
+
+    `tests/test_imports.py` lists who calls this.
+    """
+    return importlib.import_module(f"jaxspec.{room}")
 
 
 def lazy_names(

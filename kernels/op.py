@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
-from jaxspec_kernels.ffi_layout import UnknownLayoutError
+from jaxspec_kernels.calls.ffi_layout import UnknownLayoutError
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -164,7 +164,7 @@ def _why_not_numba() -> str | None:
     if device().platform != "cpu":
         return f"is for CPUs, but jax runs on {device().platform!r} here"
     try:
-        from jaxspec_kernels import numba_call
+        from jaxspec_kernels.calls import numba_call
     except ImportError as error:
         return f"needs the package numba: {error}"
     except UnknownLayoutError as error:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.commands.command_line import Parser, drafter_from, report
 from jaxspec.config import resolve_config
-from jaxspec.models.loading import target_config
+from jaxspec.files import open_checkpoint
+from jaxspec.lab.training.config import EvaluateConfig
+from jaxspec.lab.training.evaluate import length_text, measure
+from jaxspec.lab.training.prompt_files import encode_fitting
+from jaxspec.models.target import target_config
 from jaxspec.provenance import provenance
-from jaxspec.training.config import EvaluateConfig
-from jaxspec.training.evaluate import length_text, measure
-from jaxspec.training.prompt_files import encode_fitting
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -36,15 +36,15 @@ from bench.engines import build_engine
 from bench.shapes import SHAPES
 
 from jaxspec import SamplingParams
-from jaxspec.checkpoints import CheckpointError
 from jaxspec.commands.bench import PROMPTS, read_prompts
 from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import ConfigError, EngineConfig
-from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.kinds.ngram import NGramDrafter
 from jaxspec.engine import Engine
-from jaxspec.engine.adaptive_k import AdaptiveK
+from jaxspec.engine.api.load import load
 from jaxspec.engine.host.scheduler import Choice, Running
-from jaxspec.engine.load import load
+from jaxspec.engine.rounds.adaptive_k import AdaptiveK
+from jaxspec.files import CheckpointError
 from jaxspec.provenance import provenance
 from jaxspec.sampling import synthetic
 

@@ -33,16 +33,16 @@ from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
 from flax import nnx
 
-from jaxspec.batch import InputError, RowError, read_rows
-from jaxspec.checkpoints import CheckpointError
 from jaxspec.commands.command_line import CommandError, Parser, drafter_options, drafts_option, report
 from jaxspec.config import ConfigError, EngineConfig, resolve_config
-from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.kinds.none import NoDrafter
 from jaxspec.engine import Engine
+from jaxspec.engine.api.load import load
 from jaxspec.engine.device.step import Models
-from jaxspec.engine.load import load
+from jaxspec.files import CheckpointError
 from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
+from jaxspec.service.batch import InputError, RowError, read_rows
 
 _MOST_DRAFTS = 4
 _COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6}"

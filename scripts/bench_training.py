@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from bench.timeline import kernel_table, read_kernels
 
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import ConfigError
-from jaxspec.models.loading import load_target, target_config
+from jaxspec.files import open_checkpoint
+from jaxspec.lab.training.config import TrainingRun, load_training_run
+from jaxspec.lab.training.head import head_config, new_head
+from jaxspec.lab.training.packing import Conversations, PackedSource, pack, training_batches
+from jaxspec.lab.training.sizes import draft_vocabulary_size
+from jaxspec.lab.training.trainer import Trainer
+from jaxspec.models.target import load_target, target_config
 from jaxspec.provenance import provenance
-from jaxspec.training.config import TrainingRun, load_training_run
-from jaxspec.training.head import head_config, new_head
-from jaxspec.training.packing import Conversations, PackedSource, pack, training_batches
-from jaxspec.training.sizes import draft_vocabulary_size
-from jaxspec.training.trainer import Trainer
 
 _WARM_UP, _PROFILED = 4, 3
 

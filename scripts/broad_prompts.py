@@ -23,12 +23,12 @@ from typing import Any
 
 from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, Item, Text, words
 
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.commands.command_line import Parser
 from jaxspec.config import resolve_config
-from jaxspec.training.held_out import HeldOut, normalise
-from jaxspec.training.prompt_files import read_texts
-from jaxspec.training.prompts import check_tokenizer
+from jaxspec.files import open_checkpoint
+from jaxspec.lab.training.held_out import HeldOut, normalise
+from jaxspec.lab.training.prompt_files import read_texts
+from jaxspec.lab.training.prompts import check_tokenizer
 
 DATA = Path(__file__).parent / "data"
 LIMIT = 2048  # tokens of a prompt with the chat template

@@ -27,7 +27,7 @@ import jaxspec
 from jaxspec.commands.bench import read_prompts
 from jaxspec.commands.command_line import Parser
 from jaxspec.config import EngineConfig
-from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.kinds.ngram import NGramDrafter
 from jaxspec.engine import Engine, Generation
 
 _TOP = 20

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("jax", "jaxlib", "jax-triton", "triton", "flax", "optax", "numpy")
-_TESTS = {"kernels": ["kernels"], "engines": ["attention", "drafters", "engine", "sampling", "training"]}
+_TESTS = {"kernels": ["kernels"], "engines": ["attention", "drafters", "engine", "lab/training", "sampling"]}
 
 
 class Check(NamedTuple):

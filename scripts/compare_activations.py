@@ -25,16 +25,16 @@ from jaxspec_kernels.fp8_matmul.reference import split_fp8
 from jaxspec_kernels.matmul import matmul
 
 from jaxspec.attention import PackedMemory
-from jaxspec.checkpoints import Checkpoint, CheckpointError, Tokenizer, open_checkpoint
-from jaxspec.checkpoints.codes import QuantizedTensor
 from jaxspec.commands.command_line import Parser
 from jaxspec.config import SourceConfig, named_target
-from jaxspec.models import parameters
+from jaxspec.files import Checkpoint, CheckpointError, Tokenizer, open_checkpoint
+from jaxspec.files.quantized.codes import QuantizedTensor
+from jaxspec.lab.training.prompt_files import read_rows
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.loading import plan_target
-from jaxspec.models.packed_weights import Activations, resolve_activations
+from jaxspec.models.target import plan_target
 from jaxspec.provenance import provenance
-from jaxspec.training.prompt_files import read_rows
+from jaxspec.weights import parameters
+from jaxspec.weights.packed_weights import Activations, resolve_activations
 
 _TEXT = Path(__file__).parents[1] / "tests" / "goldens" / "smollm2-135m.json"
 _Text = tuple[list[int], list[int]]

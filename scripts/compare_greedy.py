@@ -21,12 +21,12 @@ import numpy as np
 
 import jaxspec
 from jaxspec.attention import PackedMemory
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.commands.bench import read_prompts
 from jaxspec.commands.command_line import Parser
 from jaxspec.config import load_config
+from jaxspec.files import open_checkpoint
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.loading import load_target
+from jaxspec.models.target import load_target
 from jaxspec.provenance import provenance
 
 

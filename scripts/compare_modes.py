@@ -22,7 +22,7 @@ from typing import Any
 import jaxspec
 from jaxspec.commands.bench import read_prompts
 from jaxspec.commands.command_line import Parser, write
-from jaxspec.engine.oracle import Oracle
+from jaxspec.engine.device.oracle import Oracle
 from jaxspec.provenance import provenance
 
 MODES: dict[str, dict[str, Any]] = {

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint
-from jaxspec.checkpoints.gguf_architecture import model_classes
 from jaxspec.commands.command_line import CommandError, Parser, report
 from jaxspec.config import Config, ConfigError, DrafterConfig, list_configs, load_config, resolve_config
-from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.head import DRAFT_ORDER
+from jaxspec.drafters.kinds.eagle3 import Eagle3
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import load_target
-from jaxspec.training.config import HeadConfig
-from jaxspec.training.export import FORMATS, embedding_rows, export_head
-from jaxspec.training.head import config_from
+from jaxspec.files import CheckpointError, open_checkpoint
+from jaxspec.files.gguf.architecture import model_classes
+from jaxspec.lab.training.config import HeadConfig
+from jaxspec.lab.training.export import FORMATS, embedding_rows, export_head
+from jaxspec.lab.training.head import config_from
+from jaxspec.models.target import load_target
 
 
 def main(arguments: list[str] | None = None) -> int:

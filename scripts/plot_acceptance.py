@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import jaxspec
-from jaxspec import AcceptanceStats, plots
+from jaxspec import AcceptanceStats
 from jaxspec.commands.bench import read_prompts
 from jaxspec.commands.command_line import Parser, add_device_option, report
+from jaxspec.lab import plots
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from jaxspec import plots
 from jaxspec.commands.answering import add_model_options, load_engine
 from jaxspec.commands.command_line import (
     Parser,
@@ -20,6 +19,7 @@ from jaxspec.commands.command_line import (
     sampling_params,
 )
 from jaxspec.installation import optional
+from jaxspec.lab import plots
 
 
 def main(arguments: list[str] | None = None) -> int:

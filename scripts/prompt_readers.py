@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.training.held_out import UNSPACED
+from jaxspec.lab.training.held_out import UNSPACED
 
 _END = re.compile(
     r"(?<=[.!?…])[\"'\u201d\u2019»)]*\s+(?=[\"'\u201c\u2018«(¿¡]?[A-ZÀ-Þ\u0410-\u042f0-9])"

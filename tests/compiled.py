@@ -9,8 +9,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.checkpoints.cache import cache_folder, private_folder
+from jaxspec.files import CheckpointError
+from jaxspec.files.cache import cache_folder, private_folder
 
 MOST_BYTES = 2 << 30
 """Of one version of JAX; all tests write less than a quarter of it."""

@@ -26,8 +26,8 @@ from programs_when_run import compile_ahead, compile_when_run
 
 import jaxspec
 from jaxspec.config import EngineConfig
-from jaxspec.engine import core
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.device.programs import Programs
+from jaxspec.engine.rounds import core
 
 # On a CPU, tests spend most of their time compiling, which these flags cut to a third. They affect code
 # generation by LLVM, not XLA's optimisation of programs. XLA ends the process over a flag that it does not
@@ -65,7 +65,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 GOLDENS = Path(__file__).parent / "goldens"
 # Folders whose quick tests are also run on a GPU (scripts/check_gpu.py); tests of kernels name theirs.
-FOR_GPUS = {"attention", "drafters", "engine", "sampling", "training"}
+FOR_GPUS = ("attention/", "drafters/", "engine/", "lab/training/", "sampling/")
 # Files that start first: those that need more than a gigabyte, while a process is small, and those that take
 # 20 seconds or more, the longest first.
 FIRST = [
@@ -76,18 +76,18 @@ FIRST = [
     "engine/test_pairs.py",
     "engine/test_grammars.py",
     "engine/test_program_sizes.py",
-    "batch/test_batch_ray.py",
+    "service/batch/test_batch_ray.py",
     "models/test_deepseek_v4.py",
     "engine/test_several_devices.py",
     "engine/test_distribution.py",
-    "training/test_adapter.py",
+    "lab/training/test_adapter.py",
     "engine/test_adaptive_k.py",
-    "training/test_every_family.py",
+    "lab/training/test_every_family.py",
     "notebooks/test_notebooks.py",
-    "training/test_pipeline.py",
+    "lab/training/test_pipeline.py",
     "drafters/test_eagle.py",
     "engine/test_scores.py",
-    "training/test_command.py",
+    "lab/training/test_command.py",
     "sampling/test_losslessness.py",
     "kernels/test_int8_matmul.py",
     "engine/test_weights.py",
@@ -169,7 +169,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(3600))
         if item.get_closest_marker("cpu"):
             item.add_marker(pytest.mark.skipif(ON_GPU, reason="is about engines on a CPU"))
-        elif test[0].partition("/")[0] in FOR_GPUS and not is_whole[test]:
+        elif test[0].startswith(FOR_GPUS) and not is_whole[test]:
             item.add_marker(pytest.mark.gpu)
     places = {tiers.TESTS / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))

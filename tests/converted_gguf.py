@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 from tiny_gguf import interleave, write_gguf
 
-from jaxspec.checkpoints import Checkpoint
-from jaxspec.checkpoints.mxfp4 import Mxfp4Tensor
+from jaxspec.files import Checkpoint
+from jaxspec.files.quantized.mxfp4 import Mxfp4Tensor
 
 ARCHITECTURES = {
     "llama": "llama",

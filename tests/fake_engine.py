@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from jaxspec.engine import AcceptanceStats, Generation
-from jaxspec.rows import hash_json
 from jaxspec.sampling import SamplingParams
+from jaxspec.service.rows import hash_json
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints import Checkpoint, open_checkpoint
-from jaxspec.checkpoints.safetensors_files import open_safetensors
+from jaxspec.files import Checkpoint, open_checkpoint
+from jaxspec.files.safetensors.tensors import open_safetensors
 
 FOLDER = Path(__file__).parent / "goldens"
 TARGETS = (

@@ -9,7 +9,7 @@ from jaxspec.attention import RowBlock, join_rows
 from jaxspec.config import DrafterConfig
 from jaxspec.drafters.base import Context, Rows
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import load_target
+from jaxspec.models.target import load_target
 from jaxspec.sampling import SamplingState
 
 ROWS, PAGE = 24, 8

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tiny_tokenizers import byte_level
 
-from jaxspec.checkpoints import Tokenizer, open_checkpoint
-from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.config import load_config
+from jaxspec.files import Tokenizer, open_checkpoint
+from jaxspec.files.gguf.tokenizer import tokenizer_from_gguf
 from jaxspec.grammar import Vocabulary
 
 TOKENIZERS = Path(__file__).with_name("goldens") / "tokenizers"

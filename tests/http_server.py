@@ -12,8 +12,8 @@ import uvicorn
 from tiny_engines import assert_idle
 
 from jaxspec import AsyncEngine, Engine
-from jaxspec.openai import DEFAULTS
-from jaxspec.serve.app import Access, make_app
+from jaxspec.service.openai import DEFAULTS
+from jaxspec.service.serve.app import Access, make_app
 
 MODEL = "tiny"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.engine.device.plan import Size
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.device.programs import Programs
 
 compile_ahead = Programs.compile
 """As outside of the tests."""

@@ -40,14 +40,15 @@ from tiny_grammars import END, tiny_tokenizer
 from tiny_models import write_target
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import MESH_AXIS
-from jaxspec.drafters import draft_model
-from jaxspec.drafters.draft_model import SPLIT_FROM
-from jaxspec.models.array_weights import Batch
-from jaxspec.models.loading import export_tensors, load_target
+from jaxspec.drafters.kinds import draft_model
+from jaxspec.drafters.kinds.draft_model import SPLIT_FROM
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target
 from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import bytes_by_device, make_mesh
+from jaxspec.weights.array_weights import Batch
+from jaxspec.weights.loading import export_tensors
 
 DEVICES = 4
 PROMPTS = [np.random.default_rng(0).integers(48, size=length).tolist() for length in (3, 17, 30, 9, 1)]

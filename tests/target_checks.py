@@ -11,8 +11,9 @@ from paged_rows import PagedTarget
 
 import jaxspec
 from jaxspec.attention import StateShape
-from jaxspec.checkpoints import Checkpoint
-from jaxspec.models.loading import export_tensors, load_target
+from jaxspec.files import Checkpoint
+from jaxspec.models.target import load_target
+from jaxspec.weights.loading import export_tensors
 
 
 def check_one_pass(case: str, checkpoint: Checkpoint | None = None) -> None:

@@ -13,7 +13,7 @@ from tiny_models import write_eagle1, write_eagle3, write_target
 import jaxspec
 from jaxspec.config import Config, DrafterConfig, SourceConfig, load_config, resolve_config
 from jaxspec.drafters.formats import drafter_keys
-from jaxspec.models.loading import ModulePlan
+from jaxspec.weights.loading import ModulePlan
 
 SIZES = {"batch_size": 2, "max_model_len": 32, "page_size": 8, "prefill_chunk": 8, "slot_sizes": ()}
 
@@ -44,7 +44,7 @@ def nothing_allocated(monkeypatch):
         raise AssertionError("allocated before the input was checked")
 
     monkeypatch.setattr(ModulePlan, "read", allocate)
-    monkeypatch.setattr("jaxspec.engine.core.init_state", allocate)
+    monkeypatch.setattr("jaxspec.engine.rounds.core.init_state", allocate)
 
 
 def refused(call: Callable, *args, **kwargs) -> str:

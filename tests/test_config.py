@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tiny_models import TARGET
 
-from jaxspec.checkpoints.hub import is_hub_id
 from jaxspec.config import (
     Config,
     ConfigError,
@@ -18,7 +17,8 @@ from jaxspec.config import (
     load_config,
 )
 from jaxspec.config.drafter import MAX_DRAFTS
-from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.kinds.ngram import NGramDrafter
+from jaxspec.files.hub import is_hub_id
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from test_readme import blocks
 
 import jaxspec
 from jaxspec import AcceptanceStats, CheckpointError
-from jaxspec.checkpoints import wheel
 from jaxspec.config import list_configs, load_config
+from jaxspec.files import wheel
 
 PROMPT = "What is the capital of France? Answer in one sentence."
 

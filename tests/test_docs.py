@@ -12,8 +12,8 @@ import pytest
 from matplotlib import pyplot
 
 import jaxspec
-from jaxspec import lossless
 from jaxspec.drafters.registry import DRAFTERS
+from jaxspec.lab import lossless
 from jaxspec.models.registry import FAMILIES
 
 matplotlib.use("agg")

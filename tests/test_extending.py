@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -20,15 +21,16 @@ from tiny_models import TARGET, write_eagle1, write_target
 
 import jaxspec
 from jaxspec.attention import PackedMemory
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.commands import inspect as inspect_head
 from jaxspec.config import ModelConfig, load_config
 from jaxspec.drafters.base import Build, Drafter
+from jaxspec.drafters.kinds.ngram import NGramDrafter
 from jaxspec.drafters.loading import load_drafter
-from jaxspec.drafters.ngram import NGramDrafter
 from jaxspec.drafters.registry import DRAFTERS
-from jaxspec.models.llama import Llama
-from jaxspec.models.loading import export_tensors, load_target
+from jaxspec.files import open_checkpoint
+from jaxspec.models.families.llama import Llama
+from jaxspec.models.target import load_target
+from jaxspec.weights.loading import export_tensors
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -87,14 +89,14 @@ def test_pages_and_notebooks_import_public_names_alone():
     ]
     assert len(imports) > 8
     for name, node in imports:
-        if node.module.startswith("jaxspec.integrations."):  # whose packages need not be installed
+        if node.module.startswith("jaxspec.lab.integrations."):  # whose packages need not be installed
             assert {alias.name for alias in node.names} <= listed_in(node.module), (
                 f"{name}: {ast.unparse(node)}"
             )
             continue
         module = importlib.import_module(node.module)
         for alias in node.names:
-            is_module = isinstance(getattr(module, alias.name), ModuleType) and node.module == "jaxspec"
+            is_module = node.module == "jaxspec.lab" and find_spec(f"jaxspec.lab.{alias.name}") is not None
             assert is_module or alias.name in module.__all__, f"{name}: {ast.unparse(node)}"
 
 
@@ -157,7 +159,7 @@ def test_checkpoints_are_not_taken_for_anothers(folder):
 
 def test_command_lines_import_a_file_first(folder, capsys, request):
     request.addfinalizer(lambda: DRAFTERS.pop("mine"))
-    imported = "import jaxspec\nfrom jaxspec.drafters.none import NoDrafter\n"
+    imported = "import jaxspec\nfrom jaxspec.drafters.kinds.none import NoDrafter\n"
     imported += "class Mine(NoDrafter):\n    title = 'one of mine'\n    recognise = lambda _: 'me'\n"
     (folder / "mine.py").write_text(imported + "jaxspec.register_drafter('mine', Mine)\n", "utf-8")
     assert inspect_head.main(["--import", "mine.py", "bigram"]) == 0

@@ -19,9 +19,9 @@ from jaxspec.config import DrafterConfig, ModelConfig, SourceConfig, load_config
 from jaxspec.config.keys import KEYS
 from jaxspec.drafters.inspect import inspect
 from jaxspec.drafters.loading import Build, plan_drafter
-from jaxspec.models.loading import plan_target
-from jaxspec.models.rope import rope_frequencies
-from jaxspec.training.config import load_training_run
+from jaxspec.lab.training.config import load_training_run
+from jaxspec.models.layers.rope import rope_frequencies
+from jaxspec.models.target import plan_target
 
 TARGETS = (
     *("llama-untied-llama3-rope", "llama-yarn-rope", "qwen3-windowed", "qwen3-moe-windowed", "gpt-oss-mxfp4"),

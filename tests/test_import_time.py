@@ -27,10 +27,12 @@ NOT_AT_IMPORT = (
 
 
 def test_packages_that_few_need_are_imported_by_those():
-    program = "import sys, jaxspec, jaxspec.batch, jaxspec.__main__; jaxspec.load; print(*sys.modules)"
+    program = (
+        "import sys, jaxspec, jaxspec.service.batch, jaxspec.__main__; jaxspec.load; print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = set(done.stdout.split())
-    assert "jaxspec.engine.load" in imported
+    assert "jaxspec.engine.api.load" in imported
     assert sorted(imported & set(NOT_AT_IMPORT)) == []
 
 
@@ -45,12 +47,12 @@ def test_registries_are_filled_where_they_are_looked_up():
     for program in (
         "from jaxspec.config import load_config as f; f('smollm2-135m')",
         "from jaxspec.config.model import FAMILIES as f; f['llama']",
-        "from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES as f; f['llama']",
+        "from jaxspec.files.gguf.architecture import ARCHITECTURES as f; f['llama']",
     ):
         subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("package", ["jaxspec", "jaxspec.sampling", "jaxspec.training"])
+@pytest.mark.parametrize("package", ["jaxspec", "jaxspec.sampling", "jaxspec.lab.training"])
 def test_the_type_checker_sees_the_names_that_are_imported_late(package):
     module = import_module(package)
     body = ast.parse(Path(module.__file__).read_text("utf-8")).body

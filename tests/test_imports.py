@@ -1,6 +1,7 @@
 """Modules import only from floors below their own in docs/design.md, and kernels never import jaxspec."""
 
 import ast
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -11,27 +12,54 @@ from jaxspec.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    ("scripts", "integrations"),  # and the package's command lines
-    ("training", "batch", "serve"),
-    ("rows",),
-    ("openai",),
-    ("engine",),
+    ("scripts",),  # and the package's command lines
+    ("lab/integrations",),
+    ("lab", "lab/training"),
+    ("service/serve", "service/batch"),
+    ("service/rows",),
+    ("service/openai",),
+    ("grammar",),
+    # The core, which imports nothing from above.
+    ("engine/api",),
+    ("engine/rounds",),
+    ("engine/device",),
+    ("engine/host",),
+    ("engine",),  # its errors
+    ("drafters/kinds",),
     ("drafters",),
-    ("models", "sampling"),
-    ("attention", "grammar"),
+    ("models/families",),
+    ("models",),
+    ("models/layers",),
+    ("weights", "attention", "sampling"),
     ("sharding",),
     ("kernels",),
-    ("config", "checkpoints", "provenance"),
+    ("config", "files", "provenance"),
     ("interpreter", "jax_settings"),
-    ("errors", "documents", "installation", "lazy", "registry", "spelling"),
+    ("errors", "spelling", "installation", "documents", "lazy", "registry"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+AROUND = {room for room in FLOOR_OF if FLOOR_OF[room] <= FLOOR_OF["grammar"]}
+"""Rooms around the core."""
+MOST_FILES = 16
+"""Of a folder of the core."""
+OUTSIDE = {
+    ("jaxspec/engine/host/answer.py", "lab.show"),
+    ("jaxspec/engine/host/statistics.py", "lab.show"),
+    ("jaxspec/engine/host/grammars.py", "grammar"),
+}
+"""Where the core imports what is around it late, by `lazy.outside`: how answers look in a notebook, and what
+compiles a grammar."""
 FILES = sorted(
     path.relative_to(ROOT)
     for folder in ("jaxspec", "kernels", "scripts")
     for path in (ROOT / folder).rglob("*.py")
 )
 PUBLIC_NAMES = Path("jaxspec/__init__.py")
+MOVED = Path("jaxspec/moved")
+
+
+IMPORTING = {"engine": "engine/api", "models": "models/families", "drafters": "drafters/kinds"}
+"""Packages that import the names of the rooms in them, and the highest of these."""
 
 
 def room_of(module):
@@ -41,12 +69,18 @@ def room_of(module):
         return "kernels"
     if top != "jaxspec":
         return None
-    room = rest.partition(".")[0]
-    return room if room in FLOOR_OF else "scripts"  # public names are for scripts
+    if rest in IMPORTING:
+        return IMPORTING[rest]
+    parts = rest.split(".")
+    for length in (2, 1):
+        if (room := "/".join(parts[:length])) in FLOOR_OF:
+            return room
+    inside = [room for room in FLOOR_OF if room.startswith(f"{parts[0]}/")]
+    return inside[-1] if inside else "scripts"  # public names are for scripts
 
 
 def room_of_file(path):
-    module = ".".join(path.with_suffix("").parts)
+    module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     return {"scripts": "scripts", "kernels": "kernels"}.get(path.parts[0]) or room_of(module)
 
 
@@ -56,7 +90,8 @@ def imported_modules(source):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide where they go"
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "jaxspec")
+            is_package = (ROOT / node.module.replace(".", "/")).is_dir()
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if is_package)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
@@ -114,12 +149,19 @@ def test_a_circle_would_be_seen():
     [
         ("kernels/argmax.py", "import jaxspec"),
         ("kernels/argmax.py", "from jaxspec.config import Config"),
-        ("jaxspec/config.py", "from jaxspec.checkpoints import Checkpoint"),
-        ("jaxspec/models/llama.py", "from jaxspec.sampling import sample"),
-        ("jaxspec/models/llama.py", "from jaxspec import sampling"),
-        ("jaxspec/models/llama.py", "def f():\n    import jaxspec.drafters.base"),
-        ("jaxspec/engine/load.py", "import jaxspec.batch"),
-        ("jaxspec/engine/load.py", "from jaxspec import load"),
+        ("jaxspec/config/toml.py", "from jaxspec.files import Checkpoint"),
+        ("jaxspec/weights/loading.py", "from jaxspec.sampling import sample"),
+        ("jaxspec/weights/loading.py", "from jaxspec import sampling"),
+        ("jaxspec/models/decoder.py", "from jaxspec.models.families.llama import Llama"),
+        ("jaxspec/models/decoder.py", "from jaxspec.models import Llama"),
+        ("jaxspec/models/layers/moe.py", "from jaxspec.models import decoder"),
+        ("jaxspec/models/families/llama.py", "def f():\n    import jaxspec.drafters.base"),
+        ("jaxspec/engine/host/pages.py", "from jaxspec.engine.device.step import Models"),
+        ("jaxspec/engine/rounds/core.py", "from jaxspec.engine import Engine"),
+        ("jaxspec/engine/api/load.py", "from jaxspec.grammar import compile_grammar"),
+        ("jaxspec/engine/api/load.py", "import jaxspec.service.batch"),
+        ("jaxspec/engine/api/load.py", "from jaxspec import load"),
+        ("jaxspec/service/rows/row.py", "from jaxspec.lab import plots"),
     ],
 )
 def test_an_import_upwards_would_be_seen(path, source):
@@ -134,7 +176,7 @@ def test_only_where_it_is_registered_is_a_family_or_a_drafter_known():
         path
         for path in FILES
         if path.parts[0] == "jaxspec"
-        and room_of_file(path) != "training"
+        and room_of_file(path) != "lab/training"
         and ".".join(path.with_suffix("").parts) not in registered
         and path not in registering
     ]
@@ -145,5 +187,37 @@ def test_only_where_it_is_registered_is_a_family_or_a_drafter_known():
 
 def test_every_room_has_its_floor():
     packages = {path.parts[1] for path in FILES if path.parts[0] == "jaxspec" and len(path.parts) > 2}
-    assert packages <= {*FLOOR_OF, "commands"}
+    assert packages <= {*(room.partition("/")[0] for room in FLOOR_OF), "commands", MOVED.name}
     assert {room_of_file(path) for path in FILES} == set(FLOOR_OF)
+
+
+def in_core(path):
+    return path.parts[0] == "jaxspec" and room_of_file(path) not in AROUND
+
+
+def test_no_folder_of_the_core_has_more_files_than_one_can_hold_in_mind():
+    files = Counter(path.parent for path in FILES if in_core(path))
+    assert {str(folder): number for folder, number in files.items() if number > MOST_FILES} == {}
+    assert len(files) > 15
+
+
+def imported_late(source):
+    """The rooms that a file imports by `lazy.outside`, and modules that it imports by name in another way."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            named = isinstance(node.args[0], ast.Constant) if node.args else False
+            if name == "outside":
+                yield node.args[0].value if named else None
+            elif name == "import_module" and named:
+                yield node.args[0].value
+
+
+def test_what_the_core_imports_late_is_listed():
+    late = {
+        (str(path), room)
+        for path in FILES
+        if in_core(path) and path != Path("jaxspec/lazy.py")
+        for room in imported_late((ROOT / path).read_text("utf-8"))
+    }
+    assert late == OUTSIDE

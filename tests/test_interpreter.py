@@ -5,8 +5,8 @@ from contextlib import closing
 
 import pytest
 
-from jaxspec.checkpoints import chat_template
 from jaxspec.config import ConfigError
+from jaxspec.files.text import chat_template
 from jaxspec.interpreter import python_interpreter
 
 

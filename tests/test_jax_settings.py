@@ -26,14 +26,14 @@ from tiny_engines import SIZES
 from tiny_models import write_eagle3, write_target
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import ModelConfig
+from jaxspec.files import open_checkpoint
 from jaxspec.jax_settings import own_settings
-from jaxspec.models import loading
-from jaxspec.models.llama import Llama
-from jaxspec.training.config import HeadConfig, TrainConfig
-from jaxspec.training.head import head_config, new_head
-from jaxspec.training.trainer import Trainer
+from jaxspec.lab.training.config import HeadConfig, TrainConfig
+from jaxspec.lab.training.head import head_config, new_head
+from jaxspec.lab.training.trainer import Trainer
+from jaxspec.models import target as loading
+from jaxspec.models.families.llama import Llama
 
 SETTINGS = {
     "jax_enable_x64": True,

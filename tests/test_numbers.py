@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from jaxspec import ConfigError, SamplingParams
-from jaxspec.checkpoints.chat_template import render_chat
-from jaxspec.checkpoints.memory import array_tensors
 from jaxspec.config import DrafterConfig, EngineConfig
 from jaxspec.config.errors import at_least
-from jaxspec.training import config as training
+from jaxspec.files.text.chat_template import render_chat
+from jaxspec.lab.training import config as training
+from jaxspec.weights.memory import array_tensors
 
 GIVEN = [
     SamplingParams(

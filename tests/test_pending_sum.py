@@ -8,7 +8,7 @@ from flax import nnx
 from jaxspec_kernels import collectives
 
 from jaxspec import sharding
-from jaxspec.models.layers import RMSNorm
+from jaxspec.models.layers.transformer import RMSNorm
 from jaxspec.sharding import PendingSum, later_add, later_psum, total
 
 ROWS = jnp.asarray([[1.0, 2.0], [3.0, 5.0]])

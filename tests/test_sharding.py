@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jaxspec_kernels.expert_matmul import Mxfp4Weight
 
 from jaxspec.config import MESH_AXIS
-from jaxspec.models.packed_weights import packed_sharding
 from jaxspec.sharding import on_shards, sharding
+from jaxspec.weights.packed_weights import packed_sharding
 
 T = MESH_AXIS
 GATE_UP = ("experts", "embed", None, "expert_inner")

@@ -15,8 +15,8 @@ from jaxspec.commands import generate
 from jaxspec.config import EngineConfig, list_configs
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.models.registry import FAMILIES
-from jaxspec.openai.requests import CHAT, FIELDS, RequestError, read_body
-from jaxspec.rows.row import KEYS, make_row
+from jaxspec.service.openai.requests import CHAT, FIELDS, RequestError, read_body
+from jaxspec.service.rows.row import KEYS, make_row
 from jaxspec.spelling import _SAME, known_names, nearest
 
 SAMPLING = [each.name for each in fields(SamplingParams)]

@@ -17,7 +17,7 @@ import pytest
 import jaxspec
 from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
 from jaxspec.config import EngineConfig, EngineOptions
-from jaxspec.engine.options import (
+from jaxspec.engine.rounds.options import (
     GenerateOptions,
     ModelOptions,
     RequestOptions,

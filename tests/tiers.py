@@ -13,20 +13,20 @@ COLLECTED = pytest.StashKey[dict[tuple[str, str], bool]]()
 WHOLE = {
     "attention/test_packed.py": r"own_keys|refused|of_another_dtype",
     # Processes that are killed or wait for one another.
-    "batch/test_batch_kill.py": "",
-    "batch/test_batch_ray.py": "",
-    "batch/test_batch_replicas.py": "",
-    "checkpoints/test_chat_template.py": r"loops_or_grows.*\[(?!\{\{ lipsum)",
+    "service/batch/test_batch_kill.py": "",
+    "service/batch/test_batch_ray.py": "",
+    "service/batch/test_batch_replicas.py": "",
+    "files/test_chat_template.py": r"loops_or_grows.*\[(?!\{\{ lipsum)",
     "scripts/test_generate_batch_replicas.py": "",
     "wiring/test_batch_options.py": r"^test_replicas_ask",
     # Fuzzing at length.
-    "checkpoints/test_fuzz_folder.py": r"other_values\[(?!config)",
-    "checkpoints/test_fuzz_gguf.py": r"metadata|\[(?!llama)",
-    "checkpoints/test_fuzz_tokenizer.py": r"\[(?!byte-level)",
+    "files/test_fuzz_folder.py": r"other_values\[(?!config)",
+    "files/test_fuzz_gguf.py": r"metadata|\[(?!llama)",
+    "files/test_fuzz_tokenizer.py": r"\[(?!byte-level)",
     "test_fuzz_config.py": r"of_other_values$|\[(?!llama-tied|eagle3-safeailab\])",
     # Downloads that break off, and conversions.
-    "checkpoints/test_convert_checkpoint.py": r"writes_orbax",
-    "checkpoints/test_wheel.py": r"missing_is_noticed|interrupted|damaged|are_joined|no_write_access",
+    "files/test_convert_checkpoint.py": r"writes_orbax",
+    "files/test_wheel.py": r"missing_is_noticed|interrupted|damaged|are_joined|no_write_access",
     "drafters/test_checks.py": r"^test_drafts_that_are_no_tokens",
     # Networks of full size, and those that are downloaded.
     "drafters/test_full_size_heads.py": "",
@@ -35,8 +35,8 @@ WHOLE = {
     "engine/test_company.py": "",
     "test_default_configuration.py": "",
     "engine/test_real_greedy_equality.py": "",
-    "integrations/test_lm_eval.py": r"^test_(?!a_missing_package)",
-    "integrations/test_tunix.py": r"^test_rewards|^test_an_answer",
+    "lab/integrations/test_lm_eval.py": r"^test_(?!a_missing_package)",
+    "lab/integrations/test_tunix.py": r"^test_rewards|^test_an_answer",
     "models/test_full_size.py": "",
     "models/test_qwen3_next.py": r"nine_billion|one_after_another\[(?!1\])",
     "models/test_nemotron_h.py": r"leave_every_state|one_after_another\[(?!1\])",
@@ -44,7 +44,7 @@ WHOLE = {
         r"pieces.*\[(?!deepseek-v4-odd-ratios\])|one_pass|greedy|in_the_goldens|other_offsets"
         r"|without_a_cache"
     ),
-    "models/test_packed_experts.py": r"full_size|an_engine",
+    "weights/test_packed_experts.py": r"full_size|an_engine",
     "models/test_real_gemma3.py": "",
     "models/test_real_target.py": "",
     # Engines of every drafter, kind of attention, K or size. Quick are drafters over full attention, and
@@ -106,9 +106,9 @@ WHOLE = {
         r"|^test_names_are|in_flight_do_not"
     ),
     "models/test_model_loading.py": r"^test_heads_copied",
-    "test_bitwise.py": r"rounds_activations|paged_attention",
+    "lab/test_bitwise.py": r"rounds_activations|paged_attention",
     "test_devices.py": r"runs_where_it_is_told|platform_that_is_not_there|every_process",
-    "training/test_trainer.py": "",
+    "lab/training/test_trainer.py": "",
     "sampling/test_losslessness.py": r"joint.*(truncated|smaller|one-hot)|narrow|would_be_seen",
     "sampling/test_token_logprobs.py": r"rows_beside",
     "sampling/test_constrained_rows.py": r"parts_of_a_vocabulary|that_is_banned|saw_those_before",
@@ -123,8 +123,8 @@ WHOLE = {
     "kernels/test_packed_attention.py": r"Gradients::test_equals.*\[(?!.*-odd sizes\])",
     "kernels/test_paged_attention_mosaic.py": r"lowered.*\[(?!8B)",
     "kernels/test_paged_attention_numba.py": r"out_of_the_cache",
-    "models/test_packed_cpu_experts.py": r"drafts_change|not_reach|of_their_own|beside_it|bfloat16|mxfp4",
-    "models/test_packed_weights.py": r"an_engine_gives|drafts_change",
+    "weights/test_packed_cpu_experts.py": r"drafts_change|not_reach|of_their_own|beside_it|bfloat16|mxfp4",
+    "weights/test_packed_weights.py": r"an_engine_gives|drafts_change",
     "models/test_quantized_targets.py": r"drafts_change",
     "wiring/test_serve_options.py": r"reaches_the_answer\[(?!max_new_tokens)",
     "wiring/test_request_options.py": r"that_was_asked_for\[(?!generate)|\[.*,|^test_every_sampling",
@@ -142,42 +142,48 @@ WHOLE = {
     "scripts/test_bench_training.py": r"throughput|a_profile",
     "scripts/test_compare_greedy.py": "",
     "scripts/test_compare_modes.py": "",
-    "serve/test_http_answers.py": r"^test_(?!a_chat|a_stream$|several)",
-    "serve/test_browser.py": "",
-    "serve/test_gone.py": r"\[(?!1-True)|while_it_waits|while_programs|half_a_body|two_hundred|fifty",
-    "serve/test_http_metrics.py": r"refused|is_seen",
-    "serve/test_page.py": r"client_of|program_of|curl_of",
-    "serve/test_process.py": r"come_to_their_end|without_time|not_waited_for",
-    "serve/test_refusals.py": (
+    "service/serve/test_http_answers.py": r"^test_(?!a_chat|a_stream$|several)",
+    "service/serve/test_browser.py": "",
+    "service/serve/test_gone.py": r"\[(?!1-True)|while_it_waits|while_programs|half_a_body|two_hundred|fifty",
+    "service/serve/test_http_metrics.py": r"refused|is_seen",
+    "service/serve/test_page.py": r"client_of|program_of|curl_of",
+    "service/serve/test_process.py": r"come_to_their_end|without_time|not_waited_for",
+    "service/serve/test_refusals.py": (
         r"bad_input.*\[(?!chat/completions-body0)|not_json|mistake|nested|web_pages|bodies"
     ),
-    "serve/test_schema.py": r"is_a_500",
+    "service/serve/test_schema.py": r"is_a_500",
     "test_api.py": r"by_prompt_lookup|shorter_texts|large_parameters",
+    "test_core.py": r"^test_(loading|a_grammar)",
     "test_docs.py": r"code_runs|site_builds",
     "test_extending.py": r"the_pages_run|its_own_chunk",
     "test_import_time.py": r"^test_registries_are_filled",
     "test_jax_settings.py": r"in_context|training|environment|compile_later|loaded_before|losslessness",
-    "test_lossless.py": r"never_rejected|\[600-different|prompt_is_checked|that_failed_are|without_room",
+    "lab/test_lossless.py": r"never_rejected|\[600-different|prompt_is_checked|that_failed_are|without_room",
     "test_main.py": r"^test_a_reader_that_goes_away",
     "test_packaging.py": r"installation|distribution|environment",
     "test_types.py": r"sees_mistakes",
     # Training to the end.
-    "training/test_adapter.py": r"recovers|add_up|meanwhile|what_others|cannot_be_done|a_second_call",
-    "training/test_command.py": r"^(?!test_a_gain|test_options|test_sizes)",
-    "training/test_every_family.py": r"a_head_learns|\[(?!llama)",
-    "training/test_export.py": r"same_head|flags_survive|only_shared_leaves.*\[spec",
-    "training/test_hybrid_acceptance.py": "",
-    "training/test_loss.py": r"equal_those_of_whole_logits",
-    "training/test_pipeline.py": "",
-    "training/test_unroll.py": r"\[(?!safeailab)",
+    "lab/training/test_adapter.py": r"recovers|add_up|meanwhile|what_others|cannot_be_done|a_second_call",
+    "lab/training/test_command.py": r"^(?!test_a_gain|test_options|test_sizes)",
+    "lab/training/test_every_family.py": r"a_head_learns|\[(?!llama)",
+    "lab/training/test_export.py": r"same_head|flags_survive|only_shared_leaves.*\[spec",
+    "lab/training/test_hybrid_acceptance.py": "",
+    "lab/training/test_loss.py": r"equal_those_of_whole_logits",
+    "lab/training/test_pipeline.py": "",
+    "lab/training/test_unroll.py": r"\[(?!safeailab)",
 }
 """By file, or by folder for all files in it, what the names of its `whole` tests contain, as a regular
 expression; "" for all of them."""
 
 
-MANY_CASES = ("attention", "drafters", "engine", "kernels", "models", "sampling")
+MANY_CASES = ("attention", "drafters", "engine", "kernels", "models", "sampling", "weights")
 """Folders of whose tests quick runs the first and the last case only."""
-ALL_CASES = ("engine/test_distribution.py", "engine/test_pairs.py", "sampling/test_losslessness.py")
+ALL_CASES = (
+    "engine/test_distribution.py",
+    "engine/test_pairs.py",
+    "sampling/test_losslessness.py",
+    "weights/test_finite.py",
+)
 """Files in them of which quick runs every case, apart from those in `WHOLE`."""
 
 

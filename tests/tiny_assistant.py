@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 from tiny_models import write_folder
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.gemma4_assistant import Gemma4Assistant, Gemma4AssistantConfig
-from jaxspec.models.loading import declared
-from jaxspec.models.parameters import NoKeys
+from jaxspec.drafters.kinds.gemma4_assistant import Gemma4Assistant, Gemma4AssistantConfig
+from jaxspec.weights.loading import declared
+from jaxspec.weights.parameters import NoKeys
 
 GEMMA4: dict[str, Any] = {
     "model_type": "gemma4_text",

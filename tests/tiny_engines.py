@@ -23,8 +23,8 @@ from tiny_mtp import COMPRESSED, LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import Engine, Generation
+from jaxspec.engine.device.oracle import Oracle
 from jaxspec.engine.host.pages import PagePool
-from jaxspec.engine.oracle import Oracle
 
 SIZES = {
     "batch_size": 3,

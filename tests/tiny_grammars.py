@@ -3,7 +3,7 @@
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxspec.checkpoints import Tokenizer
+from jaxspec.files import Tokenizer
 
 END = 2
 _MERGED = ['{"', '":', ' "', "ab", "abc", ", "]

@@ -14,8 +14,9 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.loading import declared, make_target
-from jaxspec.models.parameters import NoKeys
+from jaxspec.models.target import make_target
+from jaxspec.weights.loading import declared
+from jaxspec.weights.parameters import NoKeys
 
 TARGET: dict[str, Any] = {
     "model_type": "llama",

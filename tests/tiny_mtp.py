@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 from tiny_models import write_folder
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.mtp import Mtp, layer_names
-from jaxspec.models.loading import declared
-from jaxspec.models.parameters import NoKeys
+from jaxspec.drafters.kinds.mtp import Mtp, layer_names
+from jaxspec.weights.loading import declared
+from jaxspec.weights.parameters import NoKeys
 
 LATENT: dict[str, Any] = {
     "model_type": "glm4_moe_lite",

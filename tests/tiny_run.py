@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.llama import Llama
-from jaxspec.models.loading import export_tensors
+from jaxspec.models.families.llama import Llama
+from jaxspec.weights.loading import export_tensors
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
 TEMPLATE = (

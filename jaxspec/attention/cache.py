@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxspec_kernels.coded_cache import CodedCache
+from jaxspec_kernels.attention_parts.coded_cache import CodedCache
 
 from jaxspec.sharding import sharding
 

@@ -70,8 +70,9 @@ class Recurrence:
         sequence's result does not depend on the others.
       chunk: (states, rows [n, C, H, F], valid bool[n, C]) -> outputs [n, C, H, ...] and the states behind
         the valid rows, which are the first ones. Rows that are not valid may hold anything.
-      verify, read: kernels that do what `jaxspec_kernels.state_loops.verify_rows` and `read_rows` make of
-        `step` and `chunk`, without these arguments; None if there are none.
+      verify, read: kernels that do what `verify_rows` and `read_rows` of
+        `jaxspec_kernels.linear_recurrence.state_loops` make of `step` and `chunk`, without these arguments;
+        None if there are none.
     """
 
     shape: StateShape

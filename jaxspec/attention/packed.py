@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.coded_cache import decode, encode
+from jaxspec_kernels.attention_parts.coded_cache import decode, encode
 from jaxspec_kernels.narrow import narrow
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
 

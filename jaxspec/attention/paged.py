@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache
 from jaxspec_kernels.choose_entries import choose_entries
-from jaxspec_kernels.coded_cache import Cache, CodedCache
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.listed_attention import listed_attention

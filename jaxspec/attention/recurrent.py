@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.state_loops import read_rows, verify_rows
+from jaxspec_kernels.linear_recurrence.state_loops import read_rows, verify_rows
 
 from jaxspec.attention.memory import Recurrence, States
 from jaxspec.attention.metadata import build

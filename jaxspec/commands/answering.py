@@ -20,7 +20,7 @@ from jaxspec.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine, Generation
-    from jaxspec.engine.prompts import Prompt
+    from jaxspec.engine.api.prompts import Prompt
 
 
 _AT_ONCE = 1e-3

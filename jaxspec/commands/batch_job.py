@@ -16,7 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from jaxspec.batch import (
+from jaxspec.commands.command_line import (
+    CommandError,
+    model_defaults,
+    prompt_options,
+    report,
+    sampling_params,
+    write,
+)
+from jaxspec.config import Config, list_configs
+from jaxspec.engine import EngineError
+from jaxspec.engine.api.load import load
+from jaxspec.jax_settings import choose_devices
+from jaxspec.provenance import device, provenance
+from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
+from jaxspec.service.batch import (
     MAX_FAILURES,
     STDIN,
     Answer,
@@ -36,25 +50,11 @@ from jaxspec.batch import (
     record_path,
     run_settings,
 )
-from jaxspec.commands.command_line import (
-    CommandError,
-    model_defaults,
-    prompt_options,
-    report,
-    sampling_params,
-    write,
-)
-from jaxspec.config import Config, list_configs
-from jaxspec.engine import EngineError
-from jaxspec.engine.load import load
-from jaxspec.jax_settings import choose_devices
-from jaxspec.openai import DEFAULTS
-from jaxspec.provenance import device, provenance
-from jaxspec.rows import Form, is_parquet, may_sample, parquet_columns
-from jaxspec.sampling import SamplingMode, SamplingParams, required_mode
+from jaxspec.service.openai import DEFAULTS
+from jaxspec.service.rows import Form, is_parquet, may_sample, parquet_columns
 
 if TYPE_CHECKING:
-    from jaxspec.batch.parquet import ParquetFile
+    from jaxspec.service.batch.parquet import ParquetFile
 
 _OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".tsv", ".xz", ".zip", ".zst")
 
@@ -118,7 +118,7 @@ def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
         columns = parquet_columns(parquet, _form(args), is_json=not is_parquet(args.output))
     if not is_parquet(args.output):
         return OutputFile(args.output, resume=args.resume is not None)
-    from jaxspec.batch.parquet import ParquetFile  # needs pyarrow, with which the input was read
+    from jaxspec.service.batch.parquet import ParquetFile  # needs pyarrow, with which the input was read
 
     return ParquetFile(args.output, columns)
 
@@ -126,7 +126,7 @@ def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
 def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
     """Answers with Ray Data, which also reads and writes, and summarises the output."""
     try:
-        from jaxspec.batch import ray
+        from jaxspec.service.batch import ray
     except ModuleNotFoundError as error:
         raise CommandError(f"--ray: {error}") from None
 

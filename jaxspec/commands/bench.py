@@ -27,7 +27,7 @@ from jaxspec.config import SourceConfig, resolve_config
 if TYPE_CHECKING:
     from jaxspec import Engine
     from jaxspec.commands.llamacpp import Peer
-    from jaxspec.engine.prompts import Prompt
+    from jaxspec.engine.api.prompts import Prompt
 
 PROMPTS = (
     "Explain to a child why the sea is salty.",
@@ -154,8 +154,8 @@ def measure(
 
 def _load_peer(source: SourceConfig) -> "Peer":
     """llama.cpp over the file of a target."""
-    from jaxspec.checkpoints import open_checkpoint
     from jaxspec.commands.llamacpp import gguf_of, load_peer
+    from jaxspec.files import open_checkpoint
 
     return load_peer(gguf_of(open_checkpoint(source.source, file=source.file, sha256=source.sha256)))
 
@@ -206,7 +206,7 @@ def read_prompts(path: Path | None, limit: int) -> list:
         raise ValueError(f"--limit must be at least 1, got {limit}")
     if path is None:
         return list(PROMPTS[:limit])
-    from jaxspec.rows import RowError, read_rows  # imports JAX
+    from jaxspec.service.rows import RowError, read_rows  # imports JAX
 
     prompts: list = []
     for row in read_rows(path):

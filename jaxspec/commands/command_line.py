@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TextIO, get_args
 from jaxspec import __version__
 from jaxspec.config import Config, resolve_config
 from jaxspec.errors import OneLineError
-from jaxspec.grammar.grammar import MAX_TEXT as MAX_GRAMMAR
 from jaxspec.sampling import DEFAULT_MAX_NEW_TOKENS, SamplingParams, generation_defaults
+from jaxspec.sampling.grammar import MAX_TEXT as MAX_GRAMMAR
 from jaxspec.sampling.params import MAX_LOGPROBS, LogprobsMode
 from jaxspec.spelling import nearest
 
@@ -398,7 +398,7 @@ def model_defaults(model: str) -> dict[str, Any]:
       CommandError: they recommend none.
       CheckpointError: the model cannot be opened.
     """
-    from jaxspec.checkpoints import open_checkpoint  # imports slowly
+    from jaxspec.files import open_checkpoint  # imports slowly
 
     target = resolve_config(model).target
     found = generation_defaults(open_checkpoint(target.source, target.file, target.sha256).generation)

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check_source(args.source)
         source = named_target(SourceConfig(args.source, args.file, args.sha256))
-        from jaxspec.checkpoints import open_checkpoint, save_orbax, save_safetensors  # imports JAX
+        from jaxspec.files import open_checkpoint, save_orbax, save_safetensors  # imports JAX
 
         checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
         if args.quantize or args.format == "safetensors":

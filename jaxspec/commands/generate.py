@@ -37,7 +37,7 @@ from jaxspec.commands.command_line import (
 from jaxspec.errors import OneLineError
 
 if TYPE_CHECKING:
-    from jaxspec.engine.prompts import Prompt
+    from jaxspec.engine.api.prompts import Prompt
 
 
 class _Parser(Parser):

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxspec.checkpoints import Checkpoint
+from jaxspec.files import Checkpoint
 from jaxspec.installation import install_command
 
 

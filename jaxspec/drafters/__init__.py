@@ -1,6 +1,6 @@
 """Drafters, and what the author of another one imports (docs/writing-a-drafter.md).
 
-Each is a file here and a line below; `register_drafter` adds others from outside.
+Each is a file in `kinds` and a line below; `register_drafter` adds others from outside.
 """
 
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
@@ -15,19 +15,19 @@ from jaxspec.drafters.base import (
     Rows,
     Target,
 )
-from jaxspec.drafters.dflash import DFlash
-from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
-from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.flags import Flag, key_flag, tensor_flag
 from jaxspec.drafters.formats import open_drafter
-from jaxspec.drafters.gemma4_assistant import Gemma4Assistant
 from jaxspec.drafters.head import Head
-from jaxspec.drafters.mtp import Mtp
-from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.kinds.dflash import DFlash
+from jaxspec.drafters.kinds.draft_model import DraftModel
+from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
+from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.kinds.gemma4_assistant import Gemma4Assistant
+from jaxspec.drafters.kinds.mtp import Mtp
+from jaxspec.drafters.kinds.ngram import NGramDrafter
+from jaxspec.drafters.kinds.none import NoDrafter
+from jaxspec.drafters.kinds.peagle import PEagle
 from jaxspec.drafters.one_pass import OnePassDrafter
-from jaxspec.drafters.peagle import PEagle
 from jaxspec.drafters.registry import register_drafter
 
 __all__ = [

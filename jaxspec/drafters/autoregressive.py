@@ -62,7 +62,7 @@ class AutoregressiveDrafter(Drafter):
         for a draft model, whose row at position p reads the token at p. Draft step i runs at position
         length - 1 + lead + i.
       draft_vocab_size: W.
-      is_trainable: whether `jaxspec.training` can train it: it drafts from what `fuse` returns, and
+      is_trainable: whether `jaxspec.lab.training` can train it: it drafts from what `fuse` returns, and
         its logits are those of `project`.
     """
 

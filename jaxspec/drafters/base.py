@@ -27,14 +27,11 @@ from jaxspec.attention import (
     row_positions,
     take_rows,
 )
-from jaxspec.checkpoints import Checkpoint, TensorSource, Tokenizer
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.config.drafter import MAX_DRAFTS
 from jaxspec.config.errors import at_least
 from jaxspec.drafters.flags import Flag
-from jaxspec.models.loading import IGNORED
-from jaxspec.models.packed_weights import Activations
-from jaxspec.models.parameters import Buffer
+from jaxspec.files import Checkpoint, TensorSource, Tokenizer
 from jaxspec.sampling import (
     Columns,
     Constrained,
@@ -43,6 +40,9 @@ from jaxspec.sampling import (
     SamplingMode,
     SamplingState,
 )
+from jaxspec.weights.loading import IGNORED
+from jaxspec.weights.packed_weights import Activations
+from jaxspec.weights.parameters import Buffer
 
 
 class Target(Protocol):

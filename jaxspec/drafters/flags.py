@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxspec.checkpoints import Checkpoint
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.layer_config import is_speculators
+from jaxspec.files import Checkpoint
 
 RECYCLED = "recycles the normed state"
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints import Checkpoint, open_checkpoint
-from jaxspec.checkpoints.strict import hint_of_prefix
 from jaxspec.config import (
     ConfigError,
     DrafterConfig,
@@ -17,6 +15,8 @@ from jaxspec.config import (
 from jaxspec.drafters.base import Drafter
 from jaxspec.drafters.registry import DRAFTERS
 from jaxspec.errors import page
+from jaxspec.files import Checkpoint, open_checkpoint
+from jaxspec.files.strict import hint_of_prefix
 from jaxspec.spelling import known_names
 
 DrafterChoice = str | Path | Mapping[str, Any] | DrafterConfig | Drafter

@@ -1,27 +1,23 @@
 """Draft heads: drafters that were trained for one target and have a checkpoint of their own."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels.matmul import PackedWeight
-from jaxspec_kernels.packed_matmul import CodedWeight
 
 from jaxspec.attention import CacheShape, LayerCacheShape
-from jaxspec.checkpoints import Checkpoint, CheckpointError, TensorSource
-from jaxspec.checkpoints.blocks import Blocks
-from jaxspec.checkpoints.memory import ArrayTensor
-from jaxspec.checkpoints.quantize import RoundedTensor, form_of, round_matrices
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
 from jaxspec.drafters.flags import Flag
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.layer_config import is_speculators
 from jaxspec.drafters.vocabulary import check_vocabulary
-from jaxspec.models.loading import IGNORED, matching, plan_module
+from jaxspec.files import Checkpoint, CheckpointError, TensorSource
+from jaxspec.files.quantized.quantize import RoundedTensor, form_of, round_matrices
+from jaxspec.weights.derived_tensors import DerivedTensor, OutputRows, RatedTensor, TargetRows
+from jaxspec.weights.loading import IGNORED, matching, plan_module
 
 _IGNORED = (*IGNORED, "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that loading ignores, among them copies of the target's tensors that training saved."""
@@ -224,108 +220,6 @@ def _fitting(checkpoint: Checkpoint, own: ModelConfig) -> str:
     verifier = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}
     name = f": {verifier['name_or_path']}" if verifier.get("name_or_path") else ""
     return f"hidden size {own.hidden_size}, vocabulary {own.vocab_size}{depth}{name}"
-
-
-@dataclass(frozen=True)
-class DerivedTensor:
-    """A tensor that is computed from another tensor of the checkpoint."""
-
-    array: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.array.dtype
-
-    def read(self) -> np.ndarray:
-        return self.array
-
-
-@dataclass(frozen=True, eq=False)
-class RatedTensor:
-    """A tensor of a checkpoint, and how much each of its inputs counts when it is rounded.
-
-    Attributes:
-      tensor: the tensor.
-      importance: see `round_to_blocks`.
-    """
-
-    tensor: TensorSource
-    importance: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.tensor.dtype
-
-    def read(self) -> np.ndarray:
-        return self.tensor.read()
-
-
-@dataclass(frozen=True, eq=False)
-class OutputRows:
-    """`lm_head.weight` for a head without one: the target's output rows for the tokens that it drafts.
-
-    Attributes:
-      ids: target ids of these tokens, [W].
-      width: M of the target.
-      importance: see `round_to_blocks`.
-      kernel: the target's output projection [M, V]; None until it is loaded.
-    """
-
-    ids: np.ndarray
-    width: int
-    importance: np.ndarray | None = None
-    kernel: Any = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.ids.size, self.width)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.float32)
-
-    def read(self) -> np.ndarray:
-        if isinstance(self.kernel, PackedWeight | CodedWeight):
-            return np.asarray(self.kernel).T[self.ids]
-        # Select the rows on the device: all of a large model's would be gigabytes on the host.
-        return np.asarray(jnp.take(self.kernel, self.ids, axis=1)).T
-
-    def read_blocks(self) -> Blocks | None:
-        if not isinstance(self.kernel, PackedWeight):
-            return None
-        stored = self.kernel.stored(self.ids)
-        return Blocks(*(None if array is None else np.asarray(array) for array in stored))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, eq=False)
-class TargetRows(ArrayTensor):
-    """`OutputRows` of a target whose weights are about to change.
-
-    Attributes:
-      array: i32[W], the ids.
-      target: the target. Its output projection is read by `value`.
-    """
-
-    target: Any = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.array.size, self.target.config.hidden_size)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.float32)
-
-    def value(self) -> jax.Array:
-        return jnp.take(self.target.output_kernel, self.array, axis=1).T
 
 
 def _drafted_ids(checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:

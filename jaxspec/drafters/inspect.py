@@ -9,16 +9,16 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint
-from jaxspec.checkpoints.codes import stored_forms
-from jaxspec.checkpoints.hub import hub_folder, is_hub_id
-from jaxspec.checkpoints.json_file import read_json
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig, SourceConfig
 from jaxspec.drafters.base import Build, Description
 from jaxspec.drafters.formats import identify
 from jaxspec.drafters.loading import plan_drafter
 from jaxspec.drafters.registry import DRAFTERS
-from jaxspec.models.loading import plan_target, target_config
+from jaxspec.files import CheckpointError, open_checkpoint
+from jaxspec.files.hub import hub_folder, is_hub_id
+from jaxspec.files.json_file import read_json
+from jaxspec.files.quantized.codes import stored_forms
+from jaxspec.models.target import plan_target, target_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.models.parameters import Buffer, Index, array_functions
+from jaxspec.weights.parameters import Buffer, Index, array_functions
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.grammar.characters import ByteRanges, Ranges, utf8_sequences
-from jaxspec.grammar.errors import GrammarError
 from jaxspec.grammar.expression import Chain, Chars, Either, Expression, Listed, Repeat, Separated
+from jaxspec.sampling.grammar import GrammarError
 
 MAX_STATES = 1 << 14
 """The most states of an automaton over bytes."""

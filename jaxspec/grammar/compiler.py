@@ -3,14 +3,13 @@
 import json
 
 from jaxspec.grammar.byte_automaton import byte_automaton
-from jaxspec.grammar.errors import GrammarError
 from jaxspec.grammar.expression import Either, Expression, text
-from jaxspec.grammar.grammar import Grammar
 from jaxspec.grammar.json_schema import json_schema_expression
 from jaxspec.grammar.regex import regex_expression
 from jaxspec.grammar.token_automaton import TokenAutomaton, token_automaton
 from jaxspec.grammar.vocabulary import Vocabulary
 from jaxspec.grammar.work import Work
+from jaxspec.sampling.grammar import Grammar, GrammarError
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:

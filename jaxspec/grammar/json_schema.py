@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 from jaxspec.documents import whole_number
 from jaxspec.grammar.characters import EVERY, Ranges, minus, ranges, single
-from jaxspec.grammar.errors import GrammarError
 from jaxspec.grammar.expression import (
     Chain,
     Chars,
@@ -27,6 +26,7 @@ from jaxspec.grammar.expression import (
 )
 from jaxspec.grammar.regex import regex_expression
 from jaxspec.grammar.work import Work
+from jaxspec.sampling.grammar import GrammarError
 
 _SAYS_NOTHING = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),

@@ -21,9 +21,9 @@ from jaxspec.grammar.characters import (
     ranges,
     single,
 )
-from jaxspec.grammar.errors import GrammarError
 from jaxspec.grammar.expression import Chain, Chars, Either, Expression, Repeat
 from jaxspec.grammar.work import Work
+from jaxspec.sampling.grammar import GrammarError
 
 _CATEGORIES = {
     "CATEGORY_DIGIT": r"\d",

@@ -8,8 +8,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order
 
 from jaxspec.grammar.byte_automaton import ByteAutomaton
-from jaxspec.grammar.errors import GrammarError
 from jaxspec.grammar.vocabulary import Vocabulary
+from jaxspec.sampling.grammar import GrammarError
 
 _ENTRIES_AT_ONCE = 1 << 21
 _MAX_ENTRIES = 1 << 23

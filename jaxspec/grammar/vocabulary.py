@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import decoders
 
-from jaxspec.checkpoints import Tokenizer
-from jaxspec.grammar.errors import GrammarError
+from jaxspec.files import Tokenizer
+from jaxspec.sampling.grammar import GrammarError
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 

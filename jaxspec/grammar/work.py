@@ -1,6 +1,6 @@
 """The bound of what reading a grammar may cost."""
 
-from jaxspec.grammar.errors import GrammarError
+from jaxspec.sampling.grammar import GrammarError
 
 _MOST = 1 << 19
 

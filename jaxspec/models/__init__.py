@@ -1,9 +1,9 @@
 """Target networks, and what the author of another family imports (docs/adding-a-family.md).
 
-A family is a file here and a line below; `register_family` adds others from outside.
+A family is a file in `families` and a line below; `register_family` adds others from outside.
 """
 
-from jaxspec_kernels.causal_conv import causal_conv, last_inputs
+from jaxspec_kernels.linear_recurrence.causal_conv import causal_conv, last_inputs
 
 from jaxspec.attention import (
     FullAttention,
@@ -13,18 +13,35 @@ from jaxspec.attention import (
     SlidingWindow,
     StateShape,
 )
-from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.files.gguf.architecture import GGUFArchitecture
 from jaxspec.models.decoder import Decoder
-from jaxspec.models.deepseek import Deepseek
-from jaxspec.models.deepseek_v4 import DeepseekV4
-from jaxspec.models.gemma3 import Gemma3
-from jaxspec.models.gemma4 import Gemma4
-from jaxspec.models.glm4 import Glm4
-from jaxspec.models.glm4_moe_lite import Glm4MoeLite
-from jaxspec.models.gpt_oss import GptOss
-from jaxspec.models.granite import Granite
-from jaxspec.models.layers import (
+from jaxspec.models.families.deepseek.deepseek import Deepseek
+from jaxspec.models.families.deepseek.deepseek_v4 import DeepseekV4
+from jaxspec.models.families.gemma.gemma3 import Gemma3
+from jaxspec.models.families.gemma.gemma4 import Gemma4
+from jaxspec.models.families.glm.glm4 import Glm4
+from jaxspec.models.families.glm.glm4_moe_lite import Glm4MoeLite
+from jaxspec.models.families.gpt_oss import GptOss
+from jaxspec.models.families.granite import Granite
+from jaxspec.models.families.lfm2 import Lfm2
+from jaxspec.models.families.llama import Llama
+from jaxspec.models.families.minimax_m2 import MiniMaxM2
+from jaxspec.models.families.mistral import Mistral
+from jaxspec.models.families.nemotron_h import NemotronH
+from jaxspec.models.families.olmo.olmo2 import Olmo2
+from jaxspec.models.families.olmo.olmo3 import Olmo3
+from jaxspec.models.families.phi3 import Phi3
+from jaxspec.models.families.qwen.qwen2 import Qwen2
+from jaxspec.models.families.qwen.qwen3 import Qwen3
+from jaxspec.models.families.qwen.qwen3_5 import Qwen3_5, Qwen3_5Moe
+from jaxspec.models.families.qwen.qwen3_moe import Qwen3Moe
+from jaxspec.models.families.qwen.qwen3_next import Qwen3Next
+from jaxspec.models.families.qwen.qwen_vl import Qwen3VL, Qwen25VL
+from jaxspec.models.families.smollm3 import SmolLM3
+from jaxspec.models.layers.moe import MoE
+from jaxspec.models.layers.rope import rope_tables
+from jaxspec.models.layers.transformer import (
     MLP,
     Attention,
     DecoderLayer,
@@ -33,27 +50,11 @@ from jaxspec.models.layers import (
     RMSNorm,
     SandwichLayer,
 )
-from jaxspec.models.lfm2 import Lfm2
-from jaxspec.models.llama import Llama
-from jaxspec.models.loading import ModulePlan, export_tensors, load_target, plan_module
-from jaxspec.models.minimax_m2 import MiniMaxM2
-from jaxspec.models.mistral import Mistral
-from jaxspec.models.moe import MoE
-from jaxspec.models.nemotron_h import NemotronH
-from jaxspec.models.olmo2 import Olmo2
-from jaxspec.models.olmo3 import Olmo3
-from jaxspec.models.parameters import Fused, Projection, Whole, bias_parameter, parameter, product
-from jaxspec.models.phi3 import Phi3
-from jaxspec.models.qwen2 import Qwen2
-from jaxspec.models.qwen3 import Qwen3
-from jaxspec.models.qwen3_5 import Qwen3_5, Qwen3_5Moe
-from jaxspec.models.qwen3_moe import Qwen3Moe
-from jaxspec.models.qwen3_next import Qwen3Next
-from jaxspec.models.qwen_vl import Qwen3VL, Qwen25VL
 from jaxspec.models.registry import register_family
-from jaxspec.models.rope import rope_tables
-from jaxspec.models.smollm3 import SmolLM3
+from jaxspec.models.target import load_target
 from jaxspec.sharding import later_psum, local_part, split_over, total
+from jaxspec.weights.loading import ModulePlan, export_tensors, plan_module
+from jaxspec.weights.parameters import Fused, Projection, Whole, bias_parameter, parameter, product
 
 __all__ = [
     "MLP",

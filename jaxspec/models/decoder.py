@@ -15,9 +15,11 @@ from jaxspec.attention import (
     LayerCacheShape,
     SlidingWindow,
 )
-from jaxspec.checkpoints.gguf_architecture import GGUFArchitecture
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig, own_values
-from jaxspec.models.layers import (
+from jaxspec.files.gguf.architecture import GGUFArchitecture
+from jaxspec.models.layers.moe import MoE
+from jaxspec.models.layers.rope import rope_tables
+from jaxspec.models.layers.transformer import (
     MLP,
     Attention,
     DecoderLayer,
@@ -27,11 +29,9 @@ from jaxspec.models.layers import (
     TiedEmbedding,
     scaled,
 )
-from jaxspec.models.moe import MoE
 from jaxspec.models.mtp_names import NEXT_LAYER, MtpNames
-from jaxspec.models.parameters import product
-from jaxspec.models.rope import rope_tables
 from jaxspec.sharding import PendingSum, total
+from jaxspec.weights.parameters import product
 
 LAST_STREAMS = -1
 """In `capture`, the residual stream after the last layer; of several, all side by side, [N', streams * M]."""

@@ -6,7 +6,7 @@ that transformers 5.24 writes, which have most of the published names.
 
 import re
 
-from jaxspec.checkpoints import Checkpoint
+from jaxspec.files import Checkpoint
 
 _TOP = {
     "embed.weight": "model.embed_tokens.weight",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxspec.checkpoints import Checkpoint
+from jaxspec.files import Checkpoint
 from jaxspec.models.deepseek_v4_names import has_published_names, module_name
 
 _RENAMED = {

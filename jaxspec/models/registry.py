@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any, cast
 
-from jaxspec.checkpoints.gguf_architecture import ARCHITECTURES
 from jaxspec.config import model
+from jaxspec.files.gguf.architecture import ARCHITECTURES
 from jaxspec.models.decoder import Decoder
 from jaxspec.registry import register
 

@@ -36,8 +36,8 @@ from jax import lax
 from jaxspec_kernels.penalise import penalise
 from jaxspec_kernels.token_marks import token_marks
 
-from jaxspec.grammar import advance, allowed, allowed_of
-from jaxspec.grammar import forced as only_token
+from jaxspec.sampling.grammar_table import advance, allowed, allowed_of
+from jaxspec.sampling.grammar_table import forced as only_token
 from jaxspec.sampling.params import MAX_SEQUENCE, SamplingParams
 from jaxspec.sampling.rejection import row_at
 from jaxspec.sampling.vocabulary import DraftVocabulary

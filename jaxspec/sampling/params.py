@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 from jaxspec.documents import plain_number, whole_number
 from jaxspec.errors import OneLineError
-from jaxspec.grammar import Grammar
+from jaxspec.sampling.grammar import Grammar
 from jaxspec.spelling import known_names
 
 if TYPE_CHECKING:  # command lines are read without them
@@ -38,7 +38,7 @@ _WEAKEST, _STRONGEST = 0.01, 100.0
 
 
 class _Options(TypedDict, total=False):
-    """The fields of `SamplingParams` but the seed, as callers may give them; for type checkers and editors."""
+    """The fields of `SamplingParams` but the seed, as callers may give them, for type checkers."""
 
     temperature: float
     top_k: int

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
 from jaxspec_kernels.argmax import reference
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT, INTEGER, VectorCode, word
 from jaxspec_kernels.random_words.numba_kernel import threefry2x32
-from jaxspec_kernels.vector_code import FLOAT, INTEGER, VectorCode, word
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import copying, lanes_of, scores_code
+from jaxspec_kernels.attention_parts.attention_code import copying, lanes_of, scores_code
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT
 from jaxspec_kernels.choose_entries.reference import choose_entries as reference
-from jaxspec_kernels.vector_code import FLOAT
 
 _TILE = 16
 """Entries whose scores are computed together."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.calls.triton_call import triton_call
 
 _FEW, _MANY, _BLOCK = 2048, 16384, 8192
 """Few or many scores of a row, which its program holds in registers; more are read again in every pass, in

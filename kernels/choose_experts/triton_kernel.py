@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.choose_experts.reference import Softmax
 from jaxspec_kernels.choose_experts.reference import choose_experts as reference
-from jaxspec_kernels.triton_call import triton_call
 
 _MOST_EXPERTS = 1024
 """A program, which is one warp, has the scores of a row in registers."""

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.collectives.peer_memory import (
     CAPACITY,
     GREETING,
@@ -27,7 +28,6 @@ from jaxspec_kernels.collectives.peer_memory import (
     MAX_PROGRAMS,
     num_devices,
 )
-from jaxspec_kernels.triton_call import triton_call
 
 _MIN_LINES = 64
 _CAPACITY, _HEADER = tl.constexpr(CAPACITY), tl.constexpr(HEADER)

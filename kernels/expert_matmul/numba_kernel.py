@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
 from jaxspec_kernels.expert_matmul.packed_experts import PackedExperts
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
 from jaxspec_kernels.expert_matmul.reference import repeat_rows

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import triton
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.expert_matmul import supports
 from jaxspec_kernels.expert_matmul.mxfp4_weight import Mxfp4Weight
 from jaxspec_kernels.expert_matmul.reference import expert_matmul as reference
@@ -16,7 +17,6 @@ from jaxspec_kernels.expert_matmul.triton_dense import dense_expert_matmul
 from jaxspec_kernels.expert_matmul.triton_mxfp4 import mxfp4_expert_matmul
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import CodedExperts
-from jaxspec_kernels.triton_call import triton_call
 
 
 def expert_matmul(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.fp8_matmul.gated_reference import gated_fp8_matmul as reference
 from jaxspec_kernels.fp8_matmul.reference import BLOCK, LARGEST, SMALLEST
 from jaxspec_kernels.fp8_matmul.triton_kernel import (
@@ -16,7 +17,6 @@ from jaxspec_kernels.fp8_matmul.triton_kernel import (
     split_rows,
 )
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.triton_call import triton_call
 
 _FEW_BLOCKS = 128
 """Up to so many blocks of a row fit in the registers of eight warps."""

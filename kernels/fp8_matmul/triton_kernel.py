@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from jax import lax
 from jax.typing import DTypeLike
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.fp8_matmul.reference import BLOCK, LARGEST, SCALED_EXPONENT, SMALLEST, has_output_scales
 from jaxspec_kernels.fp8_matmul.reference import fp8_matmul as reference
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.triton_call import triton_call
 
 _BAND = 16
 """Tiles of rows that share a block of outputs while it is in the cache."""

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from jax import lax
 from jaxspec_kernels import collectives
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.random import Purpose
-from jaxspec_kernels.triton_call import triton_call
 from triton.language.extra import libdevice
 
 _BLOCK = 1024

@@ -6,8 +6,13 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits, split_bounds
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.attention_parts.context_splits import (
+    absorb_scores,
+    merge_kernel,
+    num_splits,
+    split_bounds,
+)
+from jaxspec_kernels.calls.triton_call import triton_call
 
 
 def latent_attention(

@@ -3,7 +3,7 @@
 import jax
 import triton
 import triton.language as tl
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.calls.triton_call import triton_call
 
 
 def latent_write(cache: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT, VectorCode, word
 from jaxspec_kernels.linear_recurrence.reference import recurrence_step as reference
 from jaxspec_kernels.linear_recurrence.rules import DeltaRule, Rule
-from jaxspec_kernels.vector_code import FLOAT, VectorCode, word
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jaxspec_kernels.linear_recurrence.rules import Rule
-from jaxspec_kernels.state_loops import read_rows, verify_rows
+from jaxspec_kernels.linear_recurrence.state_loops import read_rows, verify_rows
 
 
 def recurrence_step(

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.causal_conv import causal_conv, last_inputs
-from jaxspec_kernels.state_loops import States
+from jaxspec_kernels.linear_recurrence.causal_conv import causal_conv, last_inputs
+from jaxspec_kernels.linear_recurrence.state_loops import States
 
 Split = tuple[jax.Array, jax.Array, jax.Array]
 

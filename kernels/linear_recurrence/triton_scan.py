@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import triton
 import triton.language as tl
 from jax import lax
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.linear_recurrence.reference import recurrence_scan as reference
 from jaxspec_kernels.linear_recurrence.rules import Rule
 from jaxspec_kernels.linear_recurrence.triton_step import layout, silu, softplus, some, unit_rows
-from jaxspec_kernels.triton_call import triton_call
 
 _NOWHERE = jnp.iinfo(jnp.int32).max
 _COLUMNS = 32

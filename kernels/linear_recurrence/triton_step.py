@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.linear_recurrence.rules import Rule
-from jaxspec_kernels.triton_call import triton_call
 
 _COLUMNS = 16
 """Columns of a program. Always the same, for the order of sums follows from it."""

@@ -6,10 +6,16 @@ The vectors of a tile are gathered once for all heads of a row. A row's sums do 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import copying, lanes_of, scores_code, softmax_code, values_code
+from jaxspec_kernels.attention_parts.attention_code import (
+    copying,
+    lanes_of,
+    scores_code,
+    softmax_code,
+    values_code,
+)
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT
 from jaxspec_kernels.listed_attention.reference import listed_attention as reference
-from jaxspec_kernels.vector_code import FLOAT
 
 _TILE = 16
 """Slots whose scores are computed together."""

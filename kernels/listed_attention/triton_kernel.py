@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.context_splits import absorb_scores, merge_kernel, num_splits
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.attention_parts.context_splits import absorb_scores, merge_kernel, num_splits
+from jaxspec_kernels.calls.triton_call import triton_call
 
 _LEAST_KEYS = 64
 """The least number of slots in a split: the partial result of a row and split is as large as 128 vectors."""

@@ -14,10 +14,19 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import (
+    BYTE,
+    FLOAT,
+    HALF_WORD,
+    INTEGER,
+    ROUND,
+    ROUND_BITS,
+    VectorCode,
+    word,
+)
 from jaxspec_kernels.matmul.packed_weight import DOUBLED, QUAD, TILE, ZERO, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Arrays, Form, WeightCode, arrays_of, by_groups, bytes_of
-from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF_WORD, INTEGER, ROUND, ROUND_BITS, VectorCode, word
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import for_range, unpack_tuple

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT, VectorCode, word
 from jaxspec_kernels.matmul import MIN_WEIGHT_BYTES, reference
 from jaxspec_kernels.matmul.numba_int8 import int8_matmul
 from jaxspec_kernels.matmul.numba_packed import packed_matmul
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
-from jaxspec_kernels.vector_code import FLOAT, VectorCode, word
 from numba import types
 from numba.core.cgutils import for_range
 

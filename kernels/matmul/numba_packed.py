@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import jax
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT, HALF_WORD, word
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, ZERO, PackedWeight
 from jaxspec_kernels.matmul.weight_code import Arrays, Form, WeightCode, arrays_of, by_groups
-from jaxspec_kernels.vector_code import FLOAT, HALF_WORD, word
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once, for_range

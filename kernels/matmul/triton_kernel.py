@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from jax.typing import DTypeLike
 from jax_triton import TensorDescriptor
+from jaxspec_kernels.calls.triton_call import has_tma, triton_call
 from jaxspec_kernels.matmul.packed_weight import PackedWeight
 from jaxspec_kernels.matmul.reference import matmul as reference
-from jaxspec_kernels.triton_call import has_tma, triton_call
 
 
 # All layers share one trace and one lowering.

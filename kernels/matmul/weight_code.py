@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import BYTE, FLOAT, HALF, VectorCode, word
 from jaxspec_kernels.matmul.packed_weight import QUAD, TILE, PackedWeight
-from jaxspec_kernels.vector_code import BYTE, FLOAT, HALF, VectorCode, word
 from llvmlite import ir
 from numba.core.cgutils import unpack_tuple
 

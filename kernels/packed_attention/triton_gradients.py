@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.packed_attention.reference import packed_attention_gradients as reference
 from jaxspec_kernels.packed_attention.triton_kernel import fits, head_rows, load_rows, store_rows
-from jaxspec_kernels.triton_call import triton_call
 
 
 def packed_attention_gradients(

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.context_splits import absorb_scores
+from jaxspec_kernels.attention_parts.context_splits import absorb_scores
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.packed_attention.reference import packed_attention as reference
-from jaxspec_kernels.triton_call import triton_call
 
 # Heads of more elements do not fit a multiprocessor's registers.
 MAX_HEAD_DIM = 256

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import triton
 from jax_triton import TensorDescriptor
-from jaxspec_kernels.gluon_call import gluon_call
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
+from jaxspec_kernels.packed_matmul.gluon_call import gluon_call
 from jaxspec_kernels.packed_matmul.hopper_codes import GROUPS, TILE, WARPS, Kind, coded_matmul
 from jaxspec_kernels.packed_matmul.hopper_tiles import PROGRAMS, split_tiles
 from triton.experimental.gluon.language import NVMMASharedLayout

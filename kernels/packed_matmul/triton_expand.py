@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
-from jaxspec_kernels.triton_call import triton_call
 
 _BLOCK_OUTPUTS = 64
 

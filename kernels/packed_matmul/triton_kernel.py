@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import triton
 from jax.typing import DTypeLike
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import hopper_kernel
 from jaxspec_kernels.packed_matmul.coded_weight import TILE, CodedWeight
@@ -14,7 +15,6 @@ from jaxspec_kernels.packed_matmul.hopper_tiles import BLOCK_ROWS, HOPPER_ROWS, 
 from jaxspec_kernels.packed_matmul.reference import gate
 from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 from jaxspec_kernels.packed_matmul.triton_codes import coded_matmul
-from jaxspec_kernels.triton_call import triton_call
 
 _PROGRAMS = 256
 """The programs that occupy a GPU: two for each of some 130 multiprocessors."""

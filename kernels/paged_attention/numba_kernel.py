@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.attention_code import (
+from jaxspec_kernels.attention_parts.attention_code import (
     decoding_code,
     lanes_of,
     scores_code,
@@ -18,9 +17,10 @@ from jaxspec_kernels.attention_code import (
     values_code,
     widening_code,
 )
-from jaxspec_kernels.coded_cache import Cache, CodedCache
+from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT, HALF, VectorCode, word
 from jaxspec_kernels.paged_attention.reference import paged_attention as reference
-from jaxspec_kernels.vector_code import FLOAT, HALF, VectorCode, word
 from numba import types
 from numba.core.cgutils import for_range
 

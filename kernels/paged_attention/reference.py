@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxspec_kernels.coded_cache import Cache, CodedCache, decode
+from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache, decode
 
 # Keys per block. On two CPU cores, blocks of 128 and of 512 keys were equally fast within 10 % at contexts of
 # 400 and 1900. Gathering a whole table of 2048 keys took 16 ms instead of 2.5 ms at a context of 100.

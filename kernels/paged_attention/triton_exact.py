@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.coded_cache import Cache, CodedCache
-from jaxspec_kernels.context_splits import load_scales
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache
+from jaxspec_kernels.attention_parts.context_splits import load_scales
+from jaxspec_kernels.calls.triton_call import triton_call
 
 _KEYS = tl.constexpr(64)
 """Positions of a block."""

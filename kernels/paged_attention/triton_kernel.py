@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jaxspec_kernels.coded_cache import Cache, CodedCache
-from jaxspec_kernels.context_splits import (
+from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache
+from jaxspec_kernels.attention_parts.context_splits import (
     absorb_scores,
     load_pairs,
     load_scales,
@@ -15,9 +15,9 @@ from jaxspec_kernels.context_splits import (
     num_splits,
     split_bounds,
 )
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.paged_attention import mosaic_kernel, triton_exact
-from jaxspec_kernels.triton_call import triton_call
 
 _LONGEST_WHOLE = 8192
 """The longest context that one program reads alone where two or three could share it."""

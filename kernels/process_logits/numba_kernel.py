@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import FLOAT, VectorCode
 from jaxspec_kernels.process_logits.reference import process_logits as reference
-from jaxspec_kernels.vector_code import FLOAT, VectorCode
 from numba import types
 from numba.core.cgutils import alloca_once_value, for_range
 

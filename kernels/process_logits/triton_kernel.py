@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.process_logits.reference import process_logits as reference
-from jaxspec_kernels.triton_call import triton_call
 
 _BLOCK = 4096
 _WARPS = 16

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
+from jaxspec_kernels.calls.vector_code import INTEGER, VectorCode
 from jaxspec_kernels.random_words.reference import PARITY, ROTATIONS
-from jaxspec_kernels.vector_code import INTEGER, VectorCode
 from numba import types
 
 _NAME = "jaxspec_random_words"

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
 from jaxspec_kernels.rms_norm.reference import rms_norm as reference
 from jaxspec_kernels.rms_norm.reference import with_gradients
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.rms_norm.reference import add_rms_norm as add_reference
 from jaxspec_kernels.rms_norm.reference import rms_norm as reference
 from jaxspec_kernels.rms_norm.reference import with_gradients
-from jaxspec_kernels.triton_call import triton_call
 
 
 # All layers share one trace and one lowering.

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
-from jaxspec_kernels.coded_cache import MOST_MANTISSA, Cache, CodedCache
+from jaxspec_kernels.attention_parts.coded_cache import MOST_MANTISSA, Cache, CodedCache
+from jaxspec_kernels.calls import numba_call as call
 from jaxspec_kernels.rope_kv_write.reference import rope_kv_write as reference
 
 _FASTMATH = {"contract", "nsz"}

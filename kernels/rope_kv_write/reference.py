@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels.coded_cache import Cache, CodedCache, encode
+from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache, encode
 
 
 def rope_kv_write(

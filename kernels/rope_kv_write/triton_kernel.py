@@ -3,8 +3,8 @@
 import jax
 import triton
 import triton.language as tl
-from jaxspec_kernels.coded_cache import MOST_MANTISSA, Cache, CodedCache
-from jaxspec_kernels.triton_call import triton_call
+from jaxspec_kernels.attention_parts.coded_cache import MOST_MANTISSA, Cache, CodedCache
+from jaxspec_kernels.calls.triton_call import triton_call
 
 _MOST_MANTISSA = tl.constexpr(MOST_MANTISSA)
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
 from jaxspec_kernels.row_sum.reference import row_sum as reference
 
 _FASTMATH = {"contract", "reassoc", "nsz"}

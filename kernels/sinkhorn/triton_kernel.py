@@ -5,8 +5,8 @@ from functools import partial
 import jax
 import triton
 import triton.language as tl
+from jaxspec_kernels.calls.triton_call import triton_call
 from jaxspec_kernels.sinkhorn.reference import sinkhorn as reference
-from jaxspec_kernels.triton_call import triton_call
 
 _NUMBERS = 128
 """Numbers of a program, which is one warp: four for each thread."""

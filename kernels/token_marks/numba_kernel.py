@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxspec_kernels import numba_call as call
+from jaxspec_kernels.calls import numba_call as call
 from jaxspec_kernels.token_marks.reference import IN_PROMPT
 
 _NAME = "jaxspec_token_marks"

@@ -11,7 +11,7 @@ from bench.shapes import Shape, build_models
 from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Drafter
 from jaxspec.engine import Engine
-from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.device.compilation_cache import compilation_cache
 from jaxspec.sharding import make_mesh
 
 

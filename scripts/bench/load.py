@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.workloads import Asked
 from jaxspec import AcceptanceStats, Engine, SamplingParams
-from jaxspec.engine.counters import Counters
+from jaxspec.engine.host.counters import Counters
 from jaxspec.engine.host.request import Request
 
 

@@ -13,12 +13,12 @@ from jaxspec.attention import has_states
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device.outcome import Outcome, PackedOutcomes, read_outcomes
 from jaxspec.engine.device.plan import Size, pack
+from jaxspec.engine.device.programs import Programs
 from jaxspec.engine.device.state import EngineState, init_state
 from jaxspec.engine.device.step import Models
 from jaxspec.engine.host.request import Request
 from jaxspec.engine.host.scheduler import Dispatch
 from jaxspec.engine.host.scheduler import Running as Slot
-from jaxspec.engine.programs import Programs
 from jaxspec.sampling import Asked, SamplingParams, required_mode
 from jaxspec.sharding import make_mesh, replicated
 

@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 
 from bench.random_codes import random_coded_experts, random_codes
 from bench.random_mxfp4 import random_mxfp4
-from jaxspec.models.deepseek_v4 import ExpertTable
-from jaxspec.models.expert_sources import Stacked
-from jaxspec.models.loading import declared
-from jaxspec.models.packed_weights import packed_sharding
-from jaxspec.models.parameters import Fused, Initial, NoKeys, Projection
+from jaxspec.models.families.deepseek.deepseek_v4 import ExpertTable
 from jaxspec.sharding import replicated, sharding
+from jaxspec.weights.expert_sources import Stacked
+from jaxspec.weights.loading import declared
+from jaxspec.weights.packed_weights import packed_sharding
+from jaxspec.weights.parameters import Fused, Initial, NoKeys, Projection
 
 Module = TypeVar("Module", bound=nnx.Module)
 

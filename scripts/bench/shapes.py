@@ -11,15 +11,15 @@ from jax.sharding import Mesh
 from bench.random_weights import put_whole, random_module
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
-from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
-from jaxspec.drafters.mtp import Mtp
-from jaxspec.drafters.none import NoDrafter
+from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
+from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.drafters.kinds.mtp import Mtp
+from jaxspec.drafters.kinds.none import NoDrafter
 from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.engine.device.step import Models
-from jaxspec.models.loading import make_target
-from jaxspec.models.packed_weights import keeps_packed
+from jaxspec.models.target import make_target
 from jaxspec.sharding import make_mesh
+from jaxspec.weights.packed_weights import keeps_packed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec_kernels.coded_cache import decode, encode
+from jaxspec_kernels.attention_parts.coded_cache import decode, encode
 
 from jaxspec.attention import CompressedAttention, Entries, FullAttention, PackedMemory, SlidingWindow
 from jaxspec.attention.packed import attend

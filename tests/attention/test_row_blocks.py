@@ -26,12 +26,12 @@ from jaxspec.attention import (
     split_rows,
     take_rows,
 )
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import DrafterConfig
 from jaxspec.drafters.base import Rows
 from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.files import open_checkpoint
 from jaxspec.models.decoder import LAST_STREAMS
-from jaxspec.models.loading import load_target
+from jaxspec.models.target import load_target
 from jaxspec.sharding import make_mesh
 
 PAGE, PAGES, COMMITTED = 4, 6, 10

@@ -16,10 +16,10 @@ from jaxspec.attention import CacheShape
 from jaxspec.drafters.base import Drafter, Needs, Proposal
 from jaxspec.drafters.checks import DrafterError
 from jaxspec.drafters.registry import DRAFTERS
+from jaxspec.engine.device.oracle import Oracle
 from jaxspec.engine.device.plan import Plan, Size, empty_plan
 from jaxspec.engine.device.state import init_state
 from jaxspec.engine.device.step import Models, engine_step
-from jaxspec.engine.oracle import Oracle
 from jaxspec.sampling import DraftVocabulary, SamplingMode
 
 V, K = 48, 3

@@ -15,9 +15,9 @@ from tiny_models import write_dflash, write_folder
 
 from jaxspec.attention import FullAttention, PageTable, RowBlock, SlidingWindow, build_metadata
 from jaxspec.config import ConfigError, DrafterConfig
-from jaxspec.drafters.dflash import DFlashConfig, block_metadata
+from jaxspec.drafters.kinds.dflash import DFlashConfig, block_metadata
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import load_target, target_config
+from jaxspec.models.target import load_target, target_config
 from jaxspec.sampling import SamplingMode
 
 CHUNK, DRAFTS, SHORT = 16, 7, 3

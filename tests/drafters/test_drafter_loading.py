@@ -12,13 +12,14 @@ from tiny_models import write_eagle1, write_eagle3, write_target
 from tiny_tokenizers import byte_level
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from jaxspec.config import ConfigError, DrafterConfig
-from jaxspec.drafters.eagle3 import Eagle3Config
 from jaxspec.drafters.formats import drafter_keys
+from jaxspec.drafters.kinds.eagle3 import Eagle3Config
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import declared, export_tensors, load_target, target_config
+from jaxspec.files import open_checkpoint
+from jaxspec.files.gguf.tokenizer import tokenizer_from_gguf
+from jaxspec.models.target import load_target, target_config
+from jaxspec.weights.loading import declared, export_tensors
 
 FLOAT32 = jnp.dtype(jnp.float32)
 

@@ -13,11 +13,12 @@ from flax import nnx
 from full_size_run import assert_runs
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.dflash import DFlash, DFlashConfig
-from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
-from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config
-from jaxspec.drafters.peagle import PEagle, PEagleConfig
-from jaxspec.models.loading import declared, make_target
+from jaxspec.drafters.kinds.dflash import DFlash, DFlashConfig
+from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
+from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config
+from jaxspec.drafters.kinds.peagle import PEagle, PEagleConfig
+from jaxspec.models.target import make_target
+from jaxspec.weights.loading import declared
 
 TARGETS = Path(__file__).parents[1] / "models" / "full_size"
 LLAMA3_8B: dict[str, Any] = {

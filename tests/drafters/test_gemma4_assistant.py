@@ -9,12 +9,12 @@ from flax import nnx
 from golden_files import ASSISTANT_TARGETS, assert_close, golden_checkpoint, golden_folder
 from golden_heads import ROWS, GoldenHead
 
-from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError
 from jaxspec.drafters.formats import drafter_keys
-from jaxspec.drafters.gemma4_assistant import Gemma4AssistantConfig
-from jaxspec.models.loading import target_config
+from jaxspec.drafters.kinds.gemma4_assistant import Gemma4AssistantConfig
+from jaxspec.models.target import target_config
 from jaxspec.sampling import SamplingMode
+from jaxspec.weights.memory import ArrayTensor
 
 SHORT = 5
 

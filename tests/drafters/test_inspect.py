@@ -15,12 +15,12 @@ from golden_files import (
 from safetensors.numpy import load_file
 from tiny_models import write_folder
 
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.checkpoints.safetensors_files import SafetensorsTensor
 from jaxspec.config import ConfigError, SourceConfig
 from jaxspec.drafters.inspect import inspect
 from jaxspec.drafters.registry import DRAFTERS
-from jaxspec.models.loading import target_config
+from jaxspec.files import CheckpointError
+from jaxspec.files.safetensors.tensors import SafetensorsTensor
+from jaxspec.models.target import target_config
 
 SIGHT = "attention inside a block, by layer"
 

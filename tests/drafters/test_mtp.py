@@ -14,18 +14,13 @@ from golden_heads import ROWS, GoldenHead
 from tiny_models import write_target
 from tiny_mtp import LATENT, write_with_mtp
 
-from jaxspec.checkpoints import CheckpointError, open_checkpoint
 from jaxspec.config import Config, ConfigError, DrafterConfig, SourceConfig
+from jaxspec.drafters.kinds.mtp import mtp_config
 from jaxspec.drafters.loading import Build, load_drafter, plan_drafter
-from jaxspec.drafters.mtp import mtp_config
+from jaxspec.files import CheckpointError, open_checkpoint
 from jaxspec.models.language_model import language_model
-from jaxspec.models.loading import (
-    export_tensors,
-    load_target,
-    plan_target,
-    plan_target_update,
-    target_config,
-)
+from jaxspec.models.target import load_target, plan_target, plan_target_update, target_config
+from jaxspec.weights.loading import export_tensors
 
 BUILD = Build(jnp.dtype(jnp.float32))
 

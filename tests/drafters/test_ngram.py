@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.attention import PageTable
 from jaxspec.drafters.base import Context
-from jaxspec.drafters.ngram import NGramDrafter, lookup
+from jaxspec.drafters.kinds.ngram import NGramDrafter, lookup
 from jaxspec.sampling import SamplingMode
 
 

@@ -7,8 +7,8 @@ from golden_files import PEAGLE_TARGETS, assert_close, golden_checkpoint
 from golden_heads import ROWS, GoldenHead
 
 from jaxspec.config import ConfigError
-from jaxspec.drafters.peagle import PEagleConfig
-from jaxspec.models.loading import target_config
+from jaxspec.drafters.kinds.peagle import PEagleConfig
+from jaxspec.models.target import target_config
 from jaxspec.sampling import SamplingMode
 
 CHUNK, DRAFTS = 16, 7

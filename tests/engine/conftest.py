@@ -9,8 +9,8 @@ from memory import is_large
 from paged_rows import PagedTarget
 from tiny_engines import TARGETS, TinyEngines, assert_idle
 
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models.loading import load_target
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target
 
 
 @pytest.fixture(scope="session")

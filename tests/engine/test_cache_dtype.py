@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from jaxspec_kernels.coded_cache import CodedCache, encode
+from jaxspec_kernels.attention_parts.coded_cache import CodedCache, encode
 from tiny_engines import drive_from_python, limit_pages, start_afresh, tokens_of
 
 import jaxspec

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxspec.engine import adaptive_k, core
-from jaxspec.engine.adaptive_k import AdaptiveK
 from jaxspec.engine.device.plan import Size
 from jaxspec.engine.host.choice import DraftChoice, Slots
+from jaxspec.engine.rounds import adaptive_k, core
+from jaxspec.engine.rounds.adaptive_k import AdaptiveK
 from jaxspec.sampling import SamplingMode
 
 DRAFTS, CHOICES = 4, (0, 1, 2, 3, 4)

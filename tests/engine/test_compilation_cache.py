@@ -9,7 +9,7 @@ import pytest
 from at_once import Place, at_once
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from jaxspec.engine.compilation_cache import compilation_cache
+from jaxspec.engine.device.compilation_cache import compilation_cache
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_last_one_out_takes_it_back(cache):
 
 def test_threads_that_begin_to_compile_at_once_have_one_cache(cache, monkeypatch):
     place, folders = Place(), []
-    module = importlib.import_module("jaxspec.engine.compilation_cache")
+    module = importlib.import_module("jaxspec.engine.device.compilation_cache")
     monkeypatch.setattr(module, "_folder", place.watched(module._folder))
 
     def compile_something():

@@ -13,7 +13,7 @@ from hlo_text import instructions, num_aliases
 from jaxspec.engine.device import step
 from jaxspec.engine.device.outcome import read_outcomes
 from jaxspec.engine.device.plan import Size, empty_plan, view
-from jaxspec.models.layers import MLP
+from jaxspec.models.layers.transformer import MLP
 from jaxspec.sampling import Constraints, SamplingMode
 
 # One layer's cache is larger than every other array of the program, so a copy of it shows by its size.

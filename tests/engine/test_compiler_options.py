@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.engine import programs
-from jaxspec.engine.programs import compiler_options
+from jaxspec.engine.device import programs
+from jaxspec.engine.device.programs import compiler_options
 from jaxspec.sharding import make_mesh, replicated
 
 LARGE, SMALL = 1 << 31, 1 << 28

@@ -14,18 +14,18 @@ import pytest
 from child_process import python
 
 import jaxspec
-from jaxspec.engine import compiling
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.device import compiling
+from jaxspec.engine.device.programs import Programs
 from jaxspec.jax_settings import own_settings
+from jaxspec.lab.training.trainer import Trainer
 from jaxspec.sampling import Asked, Constraints
-from jaxspec.training.trainer import Trainer
 
 TESTS = Path(__file__).parents[1]
 SLOW = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from jaxspec.engine.core import EngineCore
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.rounds.core import EngineCore
+from jaxspec.engine.device.programs import Programs
 from programs_when_run import compile_only_what_runs
 
 class Slow:
@@ -150,7 +150,7 @@ def test_an_interrupted_program_does_not_wait_for_them_either(slow, tiny_config,
 
 def test_a_process_that_ends_by_itself_waits_for_the_program_that_is_being_compiled():
     code = (
-        "import time; from jaxspec.engine import compiling\n"
+        "import time; from jaxspec.engine.rounds import compiling\n"
         "compiling.start(lambda: (time.sleep(0.5), print('compiled')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

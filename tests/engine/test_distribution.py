@@ -26,8 +26,8 @@ from tiny_mtp import COMPRESSED, LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import SamplingParams
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models.loading import load_target
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target
 
 VOCABULARY, SAMPLES = 16, 4000
 PROMPT = [3, 7, 1, 3, 7, 9, 3, 7, 1, 3, 7]

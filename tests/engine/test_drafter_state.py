@@ -9,8 +9,8 @@ import pytest
 from golden_files import assert_close
 from tiny_engines import start_afresh
 
-from jaxspec.engine import core
 from jaxspec.engine.device.plan import Plan, pack
+from jaxspec.engine.rounds import core
 
 ALONE = {"batch_size": 1, "sampling_modes": ("greedy",)}
 WITH_CACHE = ("eagle3", "eagle1", "near", "peagle", "dflash")

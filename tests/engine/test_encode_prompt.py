@@ -6,10 +6,10 @@ from tiny_tokenizers import byte_level
 
 import jaxspec
 from jaxspec import AsyncEngine, SamplingParams
-from jaxspec.batch import BatchRun, Row
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
-from jaxspec.engine.prompts import encode_prompt
+from jaxspec.engine.api.prompts import encode_prompt
+from jaxspec.files import CheckpointError
+from jaxspec.files.gguf.tokenizer import tokenizer_from_gguf
+from jaxspec.service.batch import BatchRun, Row
 
 ROOM = 2048
 

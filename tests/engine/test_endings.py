@@ -10,8 +10,8 @@ from tiny_engines import SIZES, assert_idle, compile_all
 
 import jaxspec
 from jaxspec import SamplingParams
-from jaxspec.checkpoints import Tokenizer
-from jaxspec.engine.requests import num_new_tokens
+from jaxspec.engine.api.requests import num_new_tokens
+from jaxspec.files import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from tiny_models import TARGET
 
 import jaxspec
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.engine.programs import Programs
-from jaxspec.models import packed_weights
-from jaxspec.models.loading import make_target
+from jaxspec.engine.device.programs import Programs
+from jaxspec.models.target import make_target
+from jaxspec.weights import packed_weights
 
 LENGTHS = (3, 9, 17, 24)
 PROMPTS = [[(7 * i + 3 * j) % 40 + 2 for j in range(length)] for i, length in enumerate(LENGTHS)]

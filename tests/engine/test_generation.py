@@ -12,8 +12,8 @@ from tokenizers import models
 
 import jaxspec
 from jaxspec import AcceptanceStats
-from jaxspec.checkpoints import Tokenizer
 from jaxspec.engine import Generation
+from jaxspec.files import Tokenizer
 
 WORDS = ["<b>&\"'", "plain", "\n"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import jaxspec
-from jaxspec.engine import gpu_packages
-from jaxspec.engine.gpu_packages import check_gpu_packages
+from jaxspec.engine.api import gpu_packages
+from jaxspec.engine.api.gpu_packages import check_gpu_packages
 
 PROJECT = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text("utf-8"))["project"]
 INSTALLED = {"jax": "0.12.0.1", "jax-triton": "0.4.1", "triton": "3.9.0"}

@@ -12,9 +12,9 @@ from flax import nnx
 from test_generation import Text
 
 import jaxspec
-from jaxspec import inspection, plots
 from jaxspec.engine.device.step import PHASES, engine_step
-from jaxspec.inspection import _Run, inspect_steps
+from jaxspec.lab import inspection, plots
+from jaxspec.lab.inspection import _Run, inspect_steps
 
 SAMPLINGS = {
     "greedy": {},

@@ -21,10 +21,10 @@ from tiny_engines import SIZES, tokens_of
 
 import jaxspec
 from jaxspec import AsyncEngine, EngineError, SamplingParams
-from jaxspec.engine import core
-from jaxspec.engine.core import MAX_FAILURES, EngineCore
 from jaxspec.engine.device.outcome import read_outcomes
 from jaxspec.engine.device.plan import Plan
+from jaxspec.engine.rounds import core
+from jaxspec.engine.rounds.core import MAX_FAILURES, EngineCore
 
 LONG = SamplingParams(max_new_tokens=66, ignore_eos=True)
 
@@ -430,8 +430,8 @@ def test_an_engine_that_nobody_holds_answers_what_it_was_asked(tiny_engines):
 DROPS_ITS_ENGINE = """
 import sys, threading, time
 import jaxspec
-from jaxspec.engine.core import EngineCore
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.rounds.core import EngineCore
+from jaxspec.engine.device.programs import Programs
 
 # A process also waits for those that compile, which would hide whether it waits for the engine.
 Programs.compile_in_background = lambda *_: None

@@ -3,9 +3,9 @@ from tiny_models import write_target
 from tiny_tokenizers import byte_level
 
 import jaxspec
-from jaxspec.checkpoints import source
-from jaxspec.checkpoints.gguf_tokenizer import tokenizer_from_gguf
-from jaxspec.models.loading import ModulePlan
+from jaxspec.files import source
+from jaxspec.files.gguf.tokenizer import tokenizer_from_gguf
+from jaxspec.weights.loading import ModulePlan
 
 
 def test_more_devices_than_there_are_are_refused(tiny_engines):

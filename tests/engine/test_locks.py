@@ -13,12 +13,12 @@ from tiny_grammars import tiny_tokenizer
 
 import jaxspec
 from jaxspec import SamplingParams
-from jaxspec.engine.programs import Programs
-from jaxspec.grammar import GrammarStore
-from jaxspec.grammar.grammar import Grammar
+from jaxspec.engine.device.programs import Programs
+from jaxspec.engine.host.grammars import GrammarStore
+from jaxspec.lab.training import adapt
+from jaxspec.lab.training.adapter import _HEADS
 from jaxspec.sampling import Asked, Logprobs
-from jaxspec.training import adapt
-from jaxspec.training.adapter import _HEADS
+from jaxspec.sampling.grammar import Grammar
 
 
 @pytest.fixture(scope="module")
@@ -48,31 +48,31 @@ def update_while_it_trains(engine):
 
 LOCKS = {
     "core.updating, of updates": (
-        ["jaxspec.engine.engine:plan_weight_update"],
+        ["jaxspec.engine.api.engine:plan_weight_update"],
         [update] * 2,
     ),
     "core.updating, of a head that is put back": (
-        ["jaxspec.training.adapter:variables", "jaxspec.engine.core:overwrite"],
+        ["jaxspec.lab.training.adapter:variables", "jaxspec.engine.rounds.core:overwrite"],
         [train, update_while_it_trains],
     ),
     "core.weights_lock, of inspected steps": (
-        ["jaxspec.inspection:_Run", "jaxspec.engine.core:overwrite"],
+        ["jaxspec.lab.inspection:_Run", "jaxspec.engine.rounds.core:overwrite"],
         [lambda engine: jaxspec.inspect_steps(engine, [1, 2], max_new_tokens=2), update],
     ),
     "core.weights_lock, of training": (
-        ["jaxspec.training.adapter:_TrainedHead._present", "jaxspec.engine.core:overwrite"],
+        ["jaxspec.lab.training.adapter:_TrainedHead._present", "jaxspec.engine.rounds.core:overwrite"],
         [train, update_while_it_trains],
     ),
     "core._preparing, of requests": (
-        ["jaxspec.engine.programs:Programs.compile"],
+        ["jaxspec.engine.device.programs:Programs.compile"],
         [lambda engine: engine.core.prepare(Asked.of(SamplingParams(logit_bias={3: 1})))] * 2,
     ),
     "core._preparing, of scores": (
-        ["jaxspec.engine.programs:Programs.compile"],
+        ["jaxspec.engine.device.programs:Programs.compile"],
         [lambda engine: engine.core.prepare_scores(Logprobs.TOP, (1,))] * 2,
     ),
     "head.lock": (
-        ["jaxspec.training.adapter:_TrainedHead.update"],
+        ["jaxspec.lab.training.adapter:_TrainedHead.update"],
         [train] * 2,
     ),
 }
@@ -146,7 +146,7 @@ def test_programs_that_threads_compile_are_all_counted():
 
 
 def test_a_grammar_that_threads_ask_for_is_compiled_once(monkeypatch):
-    place, module = Place(), importlib.import_module("jaxspec.grammar.store")
+    place, module = Place(), importlib.import_module("jaxspec.engine.host.grammars")
     monkeypatch.setattr(module, "compile_grammar", place.watched(module.compile_grammar))
     store = GrammarStore(tiny_tokenizer(), 48, (2,), None)
     ask = lambda: store.compiled(Grammar("regex", "a|b"))  # noqa: E731
@@ -155,7 +155,7 @@ def test_a_grammar_that_threads_ask_for_is_compiled_once(monkeypatch):
 
 
 def test_threads_that_train_a_head_for_the_first_time_train_one(engine, monkeypatch):
-    module = importlib.import_module("jaxspec.training.adapter")
+    module = importlib.import_module("jaxspec.lab.training.adapter")
     module._HEADS.pop(engine.programs, None)
     place, heads = Place(), []
     monkeypatch.setattr(module, "_TrainedHead", place.watched(module._TrainedHead))

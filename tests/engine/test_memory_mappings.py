@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tiny_engines import tokens_of
 
-from jaxspec.engine import programs
-from jaxspec.engine.programs import memory_mappings
+from jaxspec.engine.device import programs
+from jaxspec.engine.device.programs import memory_mappings
 
 ASKED = ({"presence_penalty": 1.0}, {"logprobs": 3}, {"min_tokens": 4, "temperature": 1.0, "seed": 5})
 

@@ -13,9 +13,9 @@ from tiny_engines import SIZES
 from tiny_models import write_eagle3, write_target
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
+from jaxspec.files import open_checkpoint
+from jaxspec.lab.training import adapt
 from jaxspec.sharding import entering
-from jaxspec.training import adapt
 
 PROMPT = [1, 2, 3]
 MESHES = {"none": None, "auto": AxisType.Auto, "explicit": AxisType.Explicit}

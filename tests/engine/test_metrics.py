@@ -3,7 +3,7 @@
 import pytest
 
 from jaxspec import AcceptanceStats, SamplingParams
-from jaxspec.engine.metrics import BOUNDS, Histogram
+from jaxspec.engine.host.metrics import BOUNDS, Histogram
 
 
 def test_metrics_are_those_of_the_answers(tiny_engines, prompts):

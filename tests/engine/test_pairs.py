@@ -32,10 +32,10 @@ from tiny_engines import (
 )
 
 from jaxspec import SamplingParams
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.engine import oracle
-from jaxspec.engine.oracle import Oracle
-from jaxspec.models.loading import load_target
+from jaxspec.engine.device import oracle
+from jaxspec.engine.device.oracle import Oracle
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target
 
 BATCH, WIDTH, VOCABULARY = 3, 32, 48
 NEW_TOKENS = 40

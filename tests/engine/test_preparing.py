@@ -12,9 +12,9 @@ import jaxspec
 from jaxspec import SamplingParams
 from jaxspec.engine import EngineError
 from jaxspec.engine.device.plan import Size
-from jaxspec.engine.programs import Programs
-from jaxspec.grammar import GrammarError
+from jaxspec.engine.device.programs import Programs
 from jaxspec.sampling import Asked, Constraints, Logprobs, SamplingMode
+from jaxspec.sampling.grammar import GrammarError
 from jaxspec.sampling.params import Kind
 
 LOGPROBS, PENALTIES = {"logprobs": 2}, {"presence_penalty": 0.5}

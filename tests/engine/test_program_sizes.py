@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tiny_engines import limit_pages, tokens_of
 
-from jaxspec.engine import core
-from jaxspec.engine.programs import Size
+from jaxspec.engine.device.programs import Size
+from jaxspec.engine.rounds import core
 from jaxspec.sampling import SamplingMode
 
 pytestmark = pytest.mark.usefixtures("compiled_behind")

@@ -18,13 +18,13 @@ from flax import nnx
 
 import jaxspec
 from jaxspec import DrafterConfig, Engine, EngineConfig
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import load_config
 from jaxspec.drafters.base import Drafter
-from jaxspec.drafters.eagle1 import Eagle1, Eagle1Config
-from jaxspec.drafters.eagle3 import Eagle3, Eagle3Config, default_capture
+from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
+from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.loading import Build, load_drafter
-from jaxspec.models.loading import load_target
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target
 
 PAGE_SIZE = 16
 PROMPTS = ["Count from 1 to 20.", "Write a Python function that adds two numbers."]

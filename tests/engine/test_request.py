@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import decoders, models
 
 from jaxspec import AcceptanceStats, SamplingParams
-from jaxspec.checkpoints import Tokenizer
 from jaxspec.engine.host.request import Reported, Request
+from jaxspec.files import Tokenizer
 
 # Letters, pairs of them, a special token, and "é" and "€" in the byte-level spelling, in pieces.
 TOKENS = ["</s>", "a", "b", "c", "ab", "bc", "abc", "Ġ", "Ã©", "Ã", "©", "â", "Ĥ", "¬"]

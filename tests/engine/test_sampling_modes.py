@@ -7,7 +7,7 @@ from tiny_engines import SIZES, tokens_of
 
 import jaxspec
 from jaxspec import SamplingParams
-from jaxspec.engine.programs import Programs
+from jaxspec.engine.device.programs import Programs
 from jaxspec.sampling import SamplingMode, mode
 
 PLAIN = {"temperature": 1.0, "min_p": 0.02, "seed": 3}

@@ -11,8 +11,8 @@ from several_devices import CONSTRAINED, PROMPTS, run, run_apart
 
 import jaxspec
 from jaxspec.config import MESH_AXIS, EngineConfig, ModelConfig
-from jaxspec.engine import devices
-from jaxspec.engine.devices import check_devices
+from jaxspec.engine.api import devices
+from jaxspec.engine.api.devices import check_devices
 from jaxspec.sharding import on_shards
 
 FAMILIES = (

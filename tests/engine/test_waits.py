@@ -16,7 +16,7 @@ from tiny_engines import SIZES, assert_idle
 
 import jaxspec
 from jaxspec import AsyncEngine, Generation, SamplingParams
-from jaxspec.serve.app import make_app
+from jaxspec.service.serve.app import make_app
 
 LONG = SamplingParams(max_new_tokens=66, ignore_eos=True)
 COMPILES = SamplingParams(max_new_tokens=66, ignore_eos=True, logit_bias={3: 1})

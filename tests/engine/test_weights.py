@@ -20,10 +20,10 @@ from tiny_mtp import LATENT, write_with_mtp
 
 import jaxspec
 from jaxspec import CheckpointError, EngineError
-from jaxspec.engine.weights import plan_weight_update
-from jaxspec.integrations.tunix_names import tunix_names
-from jaxspec.models import packed_weights
-from jaxspec.models.loading import export_tensors
+from jaxspec.engine.rounds.weights import plan_weight_update
+from jaxspec.lab.integrations.tunix_names import tunix_names
+from jaxspec.weights import packed_weights
+from jaxspec.weights.loading import export_tensors
 
 ASK = {"max_new_tokens": 20}
 

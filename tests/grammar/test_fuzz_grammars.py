@@ -8,7 +8,8 @@ import pytest
 from grammar_vocabularies import vocabulary
 from grammars import REGEXES, SCHEMAS
 
-from jaxspec.grammar import Grammar, GrammarError, compile_grammar
+from jaxspec.grammar import compile_grammar
+from jaxspec.sampling.grammar import Grammar, GrammarError
 
 ODD = [
     None,

@@ -15,7 +15,8 @@ import pytest
 from grammar_vocabularies import NAMES, large_vocabulary, tokenizer, vocabulary
 from grammars import KEYWORDS, NO_KEYWORDS, REGEXES, SCHEMAS
 
-from jaxspec.grammar import Grammar, GrammarError, Vocabulary, byte_automaton, compile_grammar
+from jaxspec.grammar import Vocabulary, byte_automaton, compile_grammar
+from jaxspec.sampling.grammar import Grammar, GrammarError
 
 FORMATS = {
     "date-time": datetime.datetime.fromisoformat,

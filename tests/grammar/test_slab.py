@@ -7,8 +7,9 @@ import pytest
 from grammar_vocabularies import tokenizer, vocabulary
 from jax.sharding import SingleDeviceSharding
 
-from jaxspec.grammar import FREE, Grammar, GrammarError, GrammarStore, advance, allowed, allowed_of, forced
-from jaxspec.grammar.store import PAGE
+from jaxspec.engine.host.grammars import PAGE, GrammarStore
+from jaxspec.sampling.grammar import Grammar, GrammarError
+from jaxspec.sampling.grammar_table import FREE, advance, allowed, allowed_of, forced
 
 REGEXES = (r"\{\"a\": [0-9]{1,3}\}", "hello( world)*!", r"[^x]{0,9}", "é+|😀", "yes|no")
 

@@ -5,8 +5,9 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from tiny_grammars import tiny_tokenizer
 
-from jaxspec.grammar import Grammar, GrammarStore
-from jaxspec.grammar import store as module
+from jaxspec.engine.host import grammars as module
+from jaxspec.engine.host.grammars import GrammarStore
+from jaxspec.sampling.grammar import Grammar
 
 
 @pytest.fixture

@@ -137,9 +137,9 @@ def test_over_parts_equals_the_whole_ties_and_nan_included(parts):
 
 def test_the_kernels_noise_equals_float64_to_the_end_of_its_tail():
     """What float32 loses when u is near 1 must be near 0."""
-    call = pytest.importorskip("jaxspec_kernels.numba_call", reason="needs Numba")
+    call = pytest.importorskip("jaxspec_kernels.calls.numba_call", reason="needs Numba")
     from jaxspec_kernels.argmax.numba_kernel import gumbel
-    from jaxspec_kernels.vector_code import VectorCode
+    from jaxspec_kernels.calls.vector_code import VectorCode
     from numba import njit, types
 
     @call.intrinsic

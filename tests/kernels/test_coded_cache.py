@@ -8,7 +8,7 @@ import pytest
 import test_cache_writes
 import test_paged_attention
 from bench import kernel_cases
-from jaxspec_kernels.coded_cache import CodedCache, decode, encode
+from jaxspec_kernels.attention_parts.coded_cache import CodedCache, decode, encode
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 from paged_attention_arguments import arguments, attention_in_float64, sink_logits

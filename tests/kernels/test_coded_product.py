@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxspec_kernels import coded_product as module
-from jaxspec_kernels.coded_product import (
+from jaxspec_kernels.matmul import matmul
+from jaxspec_kernels.op import recorded
+from jaxspec_kernels.packed_matmul import HOPPER_ROWS, pack_codes
+from jaxspec_kernels.packed_matmul import coded_product as module
+from jaxspec_kernels.packed_matmul.coded_product import (
     FEW_FP8_ROWS,
     FEW_ROWS,
     SPLIT_ROWS,
@@ -16,9 +19,6 @@ from jaxspec_kernels.coded_product import (
     gated_coded_product,
     is_gated_in_fp8,
 )
-from jaxspec_kernels.matmul import matmul
-from jaxspec_kernels.op import recorded
-from jaxspec_kernels.packed_matmul import HOPPER_ROWS, pack_codes
 
 
 def weight(bits, activations=None, groups=2):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from jaxspec_kernels.ffi_layout import UnknownLayoutError, api_version, word_of
+from jaxspec_kernels.calls.ffi_layout import UnknownLayoutError, api_version, word_of
 
 HEADER = """
 #define XLA_FFI_API_MAJOR 0

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxspec_kernels.coded_cache import decode, encode
+from jaxspec_kernels.attention_parts.coded_cache import decode, encode
 from jaxspec_kernels.fp8_matmul.reference import split_fp8
 from jaxspec_kernels.narrow import narrow
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from jaxspec_kernels import kernel_cache, numba_call
+from jaxspec_kernels.calls import kernel_cache, numba_call
 from numba import types
 from numba.core import config
 
@@ -59,7 +59,7 @@ def test_without_a_place_for_them_they_are_compiled(monkeypatch):
 def test_numba_compiles_them_also_where_it_is_told_not_to(tmp_path):
     """With a cold cache, since nothing is compiled with a warm one."""
     done = subprocess.run(
-        [sys.executable, "-c", "from jaxspec_kernels import numba_call; numba_call._register_task()"],
+        [sys.executable, "-c", "from jaxspec_kernels.calls import numba_call; numba_call._register_task()"],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -78,7 +78,7 @@ def test_a_kernel_may_run_only_by_name():
 
 @pytest.mark.skipif(on_a_gpu, reason="the kernels are for CPUs")
 def test_a_processor_that_cannot_convert_float16_goes_without_kernels(monkeypatch):
-    numba_call = pytest.importorskip("jaxspec_kernels.numba_call", reason="needs Numba")
+    numba_call = pytest.importorskip("jaxspec_kernels.calls.numba_call", reason="needs Numba")
     op = make_op(numba="double_numba")
     for machine, features, chosen in (
         ("x86_64", {"avx", "f16c"}, "numba"),

@@ -2,8 +2,8 @@ import os
 import stat
 
 import pytest
-from jaxspec_kernels import ptxas
-from jaxspec_kernels.ptxas import Ptxas, find_ptxas
+from jaxspec_kernels.calls import ptxas
+from jaxspec_kernels.calls.ptxas import Ptxas, find_ptxas
 
 SCRIPT = """#!/bin/sh
 if [ "$1" = --version ]; then

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir, partial_eval, xla
-from jaxspec_kernels.ptxas import Ptxas
+from jaxspec_kernels.calls.ptxas import Ptxas
 
 LAUNCH = Primitive("fake_launch")
 LAUNCH.multiple_results = True
@@ -54,9 +54,9 @@ def triton_call(monkeypatch):
     for name, module in fakes.items():
         monkeypatch.setitem(sys.modules, name, module)
     # To be forgotten again.
-    monkeypatch.setitem(sys.modules, "jaxspec_kernels.triton_call", None)
-    del sys.modules["jaxspec_kernels.triton_call"]
-    module = importlib.import_module("jaxspec_kernels.triton_call")
+    monkeypatch.setitem(sys.modules, "jaxspec_kernels.calls.triton_call", None)
+    del sys.modules["jaxspec_kernels.calls.triton_call"]
+    module = importlib.import_module("jaxspec_kernels.calls.triton_call")
     monkeypatch.setattr(module, "device", lambda: types.SimpleNamespace(compute_capability="9.0"))
     return module
 

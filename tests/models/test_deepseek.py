@@ -9,10 +9,10 @@ from golden_files import golden_checkpoint, golden_outputs
 from paged_rows import PagedTarget
 from target_checks import check_export, check_one_pass, check_pieces
 
-from jaxspec.models import latent_attention
-from jaxspec.models.deepseek import DeepseekMoE
-from jaxspec.models.layers import MLP
-from jaxspec.models.loading import load_target
+from jaxspec.models.families.deepseek.deepseek import DeepseekMoE
+from jaxspec.models.layers import latent_attention
+from jaxspec.models.layers.transformer import MLP
+from jaxspec.models.target import load_target
 
 CASES = ("deepseek-v3", "deepseek-v3-direct", "glm4-moe-lite")
 

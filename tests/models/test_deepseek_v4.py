@@ -17,7 +17,8 @@ from jaxspec.attention import CompressedAttention, PackedMemory
 from jaxspec.config import ModelConfig
 from jaxspec.models.deepseek_v4_names import module_name
 from jaxspec.models.language_model import language_model
-from jaxspec.models.loading import export_tensors, load_target
+from jaxspec.models.target import load_target
+from jaxspec.weights.loading import export_tensors
 
 LENGTH, PROMPT = 300, 20
 

@@ -9,9 +9,10 @@ from flax import nnx
 from full_size_run import assert_runs
 
 from jaxspec.config import ModelConfig
-from jaxspec.drafters.mtp import Mtp
-from jaxspec.drafters.ngram import NGramDrafter
-from jaxspec.models.loading import declared, make_target
+from jaxspec.drafters.kinds.mtp import Mtp
+from jaxspec.drafters.kinds.ngram import NGramDrafter
+from jaxspec.models.target import make_target
+from jaxspec.weights.loading import declared
 
 FOLDER = Path(__file__).parent / "full_size"
 PARAMETERS = {

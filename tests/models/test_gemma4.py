@@ -11,7 +11,7 @@ from target_checks import check_export, check_greedy, check_one_pass, check_piec
 from tiny_models import write_dflash, write_eagle3
 
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.models.loading import load_target
+from jaxspec.models.target import load_target
 
 CASES = ("gemma4", "gemma4-moe")
 

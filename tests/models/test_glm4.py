@@ -10,7 +10,7 @@ from paged_rows import PagedTarget
 from target_checks import check_export, check_one_pass, check_pieces
 
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
-from jaxspec.models.loading import load_target
+from jaxspec.models.target import load_target
 
 CASES = ("glm4", "glm4-yarn-rope")
 

@@ -9,7 +9,7 @@ from golden_files import golden_checkpoint, golden_outputs
 from paged_rows import PagedTarget
 from target_checks import check_export, check_one_pass, check_pieces
 
-from jaxspec.models.loading import load_target
+from jaxspec.models.target import load_target
 
 
 @pytest.mark.parametrize("case", ["gpt-oss", "gpt-oss-mxfp4"])

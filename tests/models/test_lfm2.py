@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.lfm2 import ConvRule
-from jaxspec.models.loading import declared, make_target
+from jaxspec.models.families.lfm2 import ConvRule
+from jaxspec.models.target import make_target
+from jaxspec.weights.loading import declared
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])

@@ -7,8 +7,8 @@ from golden_files import TARGETS, assert_close, golden_checkpoint, golden_output
 from paged_rows import PagedTarget
 from tiny_models import write_target
 
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models.loading import load_target, target_config
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target, target_config
 
 
 def load(case):

@@ -11,11 +11,12 @@ from golden_files import TARGETS, golden_checkpoint
 from tiny_models import write_target
 
 from jaxspec.attention import PackedMemory
-from jaxspec.checkpoints import CheckpointError, TensorSource, open_checkpoint
 from jaxspec.config import ConfigError
 from jaxspec.drafters.formats import identify
-from jaxspec.models import loading
-from jaxspec.models.loading import export_tensors, load_target, plan_target, plan_target_update, target_config
+from jaxspec.files import CheckpointError, TensorSource, open_checkpoint
+from jaxspec.models import target as loading
+from jaxspec.models.target import load_target, plan_target, plan_target_update, target_config
+from jaxspec.weights.loading import export_tensors
 
 
 @pytest.mark.parametrize("case", TARGETS)

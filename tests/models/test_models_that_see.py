@@ -11,10 +11,11 @@ from safetensors.numpy import load_file
 from target_checks import check_greedy, check_one_pass
 from tiny_models import TARGET
 
-from jaxspec.checkpoints import CheckpointError
 from jaxspec.config import ModelConfig, RopeConfig
-from jaxspec.models.array_weights import batches, overwrite
-from jaxspec.models.loading import export_tensors, load_target, plan_target, plan_target_update
+from jaxspec.files import CheckpointError
+from jaxspec.models.target import load_target, plan_target, plan_target_update
+from jaxspec.weights.array_weights import batches, overwrite
+from jaxspec.weights.loading import export_tensors
 
 CASES = ("qwen2.5-vl", "qwen3-vl", "gemma3-vision")
 

@@ -10,9 +10,9 @@ from flax import nnx
 from golden_files import assert_close, golden_checkpoint
 from jaxspec_kernels.op import recorded
 
-from jaxspec.models import moe as moe_module
-from jaxspec.models.loading import load_target
-from jaxspec.models.moe import MoE
+from jaxspec.models.layers import moe as moe_module
+from jaxspec.models.layers.moe import MoE
+from jaxspec.models.target import load_target
 
 
 @pytest.fixture(scope="module")

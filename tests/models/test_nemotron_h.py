@@ -20,13 +20,14 @@ from jaxspec.attention import (
     StatePlaces,
     init_cache,
 )
-from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.drafters.mtp import mtp_config
+from jaxspec.drafters.kinds.mtp import mtp_config
 from jaxspec.models.language_model import language_model
-from jaxspec.models.loading import declared, export_tensors, load_target, make_target, target_config
-from jaxspec.models.mamba2 import mamba_state_shape
+from jaxspec.models.layers.mamba2 import mamba_state_shape
+from jaxspec.models.target import load_target, make_target, target_config
 from jaxspec.sharding import make_mesh
+from jaxspec.weights.loading import declared, export_tensors
+from jaxspec.weights.memory import ArrayTensor
 
 CASES = ("nemotron-h", "nemotron-h-latent", "nemotron-h-dense")
 NANO = {  # of Nemotron 3 Nano 30B A3B

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.models.gemma3 import Gemma3Norm
-from jaxspec.models.layers import RMSNorm
+from jaxspec.models.families.gemma.gemma3 import Gemma3Norm
+from jaxspec.models.layers.transformer import RMSNorm
 
 
 @pytest.mark.parametrize("width", [7, 60, 576])

@@ -8,9 +8,10 @@ from jaxspec_kernels.matmul import PackedWeight, matmul
 from tiny_engines import tokens_of
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
-from jaxspec.models import packed_weights
-from jaxspec.models.loading import declared, load_target, plan_target
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target, plan_target
+from jaxspec.weights import packed_weights
+from jaxspec.weights.loading import declared
 
 needs_numba = pytest.mark.skipif(matmul.why_not("numba") is not None, reason="needs Numba's kernels")
 

@@ -5,9 +5,9 @@ import pytest
 from golden_files import golden_checkpoint
 from target_checks import check_export, check_one_pass, check_pieces
 
-from jaxspec.models.layers import MLP
-from jaxspec.models.loading import load_target
-from jaxspec.models.moe import MoE
+from jaxspec.models.layers.moe import MoE
+from jaxspec.models.layers.transformer import MLP
+from jaxspec.models.target import load_target
 
 CASES = ("qwen3-moe", "qwen3-moe-windowed", "qwen3-moe-layer-types")
 

@@ -20,11 +20,12 @@ from target_checks import (
     normal,
 )
 
-from jaxspec.checkpoints.memory import ArrayTensor
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.drafters.mtp import Mtp
-from jaxspec.models.gated_delta import delta_state_shape
-from jaxspec.models.loading import declared, export_tensors, load_target, make_target
+from jaxspec.drafters.kinds.mtp import Mtp
+from jaxspec.models.layers.gated_delta import delta_state_shape
+from jaxspec.models.target import load_target, make_target
+from jaxspec.weights.loading import declared, export_tensors
+from jaxspec.weights.memory import ArrayTensor
 
 CASES = ("qwen3-next", "qwen3-next-odd", "qwen3-5", "qwen3-5-nested", "qwen3-5-moe")
 

@@ -8,10 +8,10 @@ from golden_files import golden_json
 from paged_rows import PagedTarget
 
 import jaxspec
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import load_config
-from jaxspec.models.loading import plan_target
-from jaxspec.models.packed_weights import keeps_packed
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import plan_target
+from jaxspec.weights.packed_weights import keeps_packed
 
 GOLDEN = golden_json("gemma3-270m")
 CHUNK = 64

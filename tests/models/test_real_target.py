@@ -7,9 +7,9 @@ import pytest
 from golden_files import golden_json
 from paged_rows import PagedTarget
 
-from jaxspec.checkpoints import open_checkpoint
 from jaxspec.config import load_config
-from jaxspec.models.loading import load_target
+from jaxspec.files import open_checkpoint
+from jaxspec.models.target import load_target
 
 GOLDEN = golden_json("smollm2-135m")
 

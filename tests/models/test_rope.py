@@ -8,7 +8,7 @@ from tiny_models import TARGET
 
 from jaxspec.attention.rope import apply_rope
 from jaxspec.config import ConfigError, ModelConfig, RopeConfig
-from jaxspec.models.rope import rope_frequencies, rope_tables
+from jaxspec.models.layers.rope import rope_frequencies, rope_tables
 
 LLAMA3 = {
     "factor": 8.0,

@@ -11,7 +11,7 @@ from target_checks import check_export, check_greedy, check_one_pass, check_piec
 from tiny_models import write_dflash, write_eagle1, write_eagle3, write_peagle
 
 from jaxspec.config import ConfigError, ModelConfig
-from jaxspec.models.loading import load_target, plan_target
+from jaxspec.models.target import load_target, plan_target
 
 CASES = (
     *("olmo2", "olmo3", "smollm3", "smollm3-windowed", "phi3", "phi3-long", "minimax-m2", "granite"),

@@ -11,7 +11,7 @@ from bench.load import Answered, Run, summary
 from bench.workloads import Asked, poisson, workloads
 
 from jaxspec import AcceptanceStats, SamplingParams
-from jaxspec.engine.counters import Counters
+from jaxspec.engine.host.counters import Counters
 
 SIZES = "--batch-size 2 --max-model-len 1024 --copy-bytes 4096 --repeats 1"
 MODEL = "--shape tiny --k 1 --acceptance 1.5 --engine dtype=float32 --engine prefill_chunk=64"

@@ -15,8 +15,9 @@ from jaxspec_kernels.expert_matmul import Mxfp4Weight
 from jaxspec_kernels.packed_matmul import CodedExperts, CodedWeight
 
 from jaxspec.config import ModelConfig
-from jaxspec.models.loading import declared, export_tensors, make_target
+from jaxspec.models.target import make_target
 from jaxspec.sharding import make_mesh
+from jaxspec.weights.loading import declared, export_tensors
 
 TINY = {key: value for key, value in golden_checkpoint("gpt-oss").config.items() if key != "layer_types"}
 

@@ -9,7 +9,7 @@ import broad_prompts
 import pytest
 from prompt_readers import READERS, Asked, Code, Dialogue, Document, Exchange, sentences, words
 
-from jaxspec.training.held_out import WORDS_IN_A_ROW, normalise
+from jaxspec.lab.training.held_out import WORDS_IN_A_ROW, normalise
 
 TEMPLATES = tomllib.loads((broad_prompts.DATA / "prompt_templates.toml").read_text("utf-8"))
 SOURCES = tomllib.loads((broad_prompts.DATA / "prompt_sources.toml").read_text("utf-8"))

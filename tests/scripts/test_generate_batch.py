@@ -14,9 +14,9 @@ import jax
 import pytest
 from fake_engine import FakeEngine
 
-from jaxspec.batch import MAX_FAILURES, HostDevices, OutputFile, row_seed
 from jaxspec.commands import batch, batch_job
 from jaxspec.sampling import SamplingMode
+from jaxspec.service.batch import MAX_FAILURES, HostDevices, OutputFile, row_seed
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from fake_engine import FakeEngine
 from options import assert_complete, fields, parameters
 
 from jaxspec import DrafterConfig, EngineConfig, SamplingParams
-from jaxspec.batch import BatchRun, ReplicaRun, Row, actor, cluster, ray, run_settings
-from jaxspec.batch.replica import Work
-from jaxspec.batch.run import row_seed
 from jaxspec.config import load_config
+from jaxspec.service.batch import BatchRun, ReplicaRun, Row, actor, cluster, ray, run_settings
+from jaxspec.service.batch.replica import Work
+from jaxspec.service.batch.run import row_seed
 
 PARAMS = SamplingParams(
     temperature=0.7,

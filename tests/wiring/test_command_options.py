@@ -14,12 +14,12 @@ from options import PROMPT, SAMPLING, answer_to, arguments, assert_complete, sam
 import jaxspec
 from jaxspec import SamplingParams
 from jaxspec import __main__ as command
-from jaxspec.batch import ray
-from jaxspec.batch.run import row_seed
 from jaxspec.commands import batch as batch_command
 from jaxspec.commands import batch_job
 from jaxspec.commands import chat as chat_command
 from jaxspec.sampling import SamplingMode, required_mode
+from jaxspec.service.batch import ray
+from jaxspec.service.batch.run import row_seed
 
 ONLY_FROM_PYTHON = {"speculate", "num_speculative_tokens"}
 FLAGS = {name: change for name, change in SAMPLING.items() if name not in ONLY_FROM_PYTHON}

@@ -15,14 +15,14 @@ from tiny_models import write_eagle3, write_target
 
 import jaxspec
 from jaxspec import CheckpointError, ConfigError, DrafterConfig, Engine, EngineConfig
-from jaxspec.checkpoints.cache import file_sha256
 from jaxspec.config import SourceConfig, load_config
-from jaxspec.drafters.ngram import NGramDrafter
+from jaxspec.drafters.kinds.ngram import NGramDrafter
 from jaxspec.drafters.registry import DRAFTERS
-from jaxspec.engine import load as load_module
-from jaxspec.engine.programs import Programs
-from jaxspec.models import packed_weights
+from jaxspec.engine.api import load as load_module
+from jaxspec.engine.device.programs import Programs
+from jaxspec.files.cache import file_sha256
 from jaxspec.sampling import SamplingMode
+from jaxspec.weights import packed_weights
 
 
 @pytest.fixture(scope="module")

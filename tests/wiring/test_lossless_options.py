@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from options import assert_complete, parameters
 
-from jaxspec import AcceptanceStats, DrafterConfig, Generation, SamplingParams, check_lossless, lossless
+from jaxspec import AcceptanceStats, DrafterConfig, Generation, SamplingParams, check_lossless
+from jaxspec.lab import lossless
 
 DRAFTER = {"kind": "ngram", "num_speculative_tokens": 2}
 OPTIONS = {"drafter", "target", "prompts", "max_new_tokens", "samples", "temperature", "seed", "significance"}

@@ -9,8 +9,8 @@ from options import PROMPT, SAMPLED, SAMPLING, answer_to, assert_complete, field
 
 import jaxspec
 from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
-from jaxspec.checkpoints import CheckpointError
-from jaxspec.engine import load as load_module
+from jaxspec.engine.api import load as load_module
+from jaxspec.files import CheckpointError
 
 TEMPLATE = [{"raw": True}, {"chat_template_kwargs": {"note": "w9"}}]
 """How a prompt is made of what was asked."""

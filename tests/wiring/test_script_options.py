@@ -15,7 +15,8 @@ from golden_files import golden_folder
 from options import arguments, assert_complete, fields
 
 import jaxspec
-from jaxspec import AcceptanceStats, Generation, SamplingParams, checkpoints, provenance
+from jaxspec import AcceptanceStats, Generation, SamplingParams, provenance
+from jaxspec import files as checkpoints
 from jaxspec.commands import batch, bench, convert, inspect, llamacpp, train
 from jaxspec.config import SourceConfig, load_config
 from jaxspec.drafters import inspect as drafters_inspect

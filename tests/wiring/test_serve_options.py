@@ -13,8 +13,8 @@ from options import fields as names
 
 import jaxspec
 from jaxspec.commands import serve
-from jaxspec.serve import app, server
-from jaxspec.serve.app import Access
+from jaxspec.service.serve import app, server
+from jaxspec.service.serve.app import Access
 
 TO_LOAD = {"model", "drafter", "device", "num_speculative_tokens", "no_speculation"}
 TO_LOAD |= {"batch_size", "max_model_len", "tensor_parallel", "imports", "prepare"}

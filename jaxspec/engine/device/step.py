@@ -30,7 +30,6 @@ from jaxspec.drafters.checks import Caches, check_rows, checked_proposal, checke
 from jaxspec.engine.device.outcome import Outcome, Outcomes
 from jaxspec.engine.device.plan import Plan, Size
 from jaxspec.engine.device.state import EngineState, put_rows
-from jaxspec.grammar import MAX_FORCED
 from jaxspec.models.decoder import LAST_STREAMS
 from jaxspec.sampling import (
     Columns,
@@ -45,6 +44,7 @@ from jaxspec.sampling import (
     verify_synthetic,
 )
 from jaxspec.sampling import verify as verify_drafts
+from jaxspec.sampling.grammar_table import MAX_FORCED
 from jaxspec.sharding import all_gather, split_over
 
 _ROWS_FORCED = {True: 7, False: 64}

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxspec.checkpoints import TextStream, Tokenizer
-from jaxspec.engine.host import show
 from jaxspec.engine.host.statistics import AcceptanceStats
+from jaxspec.files import TextStream, Tokenizer
+from jaxspec.lazy import outside
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -139,7 +139,7 @@ class Generation:
             columns["logprob"] = self.logprobs
         if self.top_logprobs is not None:
             columns["top_logprobs"] = self.top_logprobs
-        return show.frame(columns)
+        return outside("lab.show").frame(columns)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -148,7 +148,7 @@ class Generation:
             f"{len(self.token_ids)} tokens in {self.stats.steps} steps, {self.stats.acceptance_length:.2f} a "
             f"step with drafts · {escape(self.finish_reason)}{error}"
         )
-        return show.answer(line, self.token_texts, self.token_sources, self.token_steps)
+        return outside("lab.show").answer(line, self.token_texts, self.token_sources, self.token_steps)
 
 
 def _with_text_keys(top: dict[int, float]) -> dict[str, float]:

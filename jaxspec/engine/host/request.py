@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from jaxspec.checkpoints import TextStream, Tokenizer
 from jaxspec.engine.host.answer import Delta, FinishReason, Generation
+from jaxspec.engine.host.grammars import PlacedGrammar
 from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.host.statistics import AcceptanceStats
-from jaxspec.grammar import MAX_FORCED, PlacedGrammar
+from jaxspec.files import TextStream, Tokenizer
 from jaxspec.sampling import Asked, SamplingParams
+from jaxspec.sampling.grammar_table import MAX_FORCED
 
 Status = Literal["new", "queued", "running", "finished", "aborted", "failed"]
 Listener = Callable[[Delta], object]

@@ -8,10 +8,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 from weakref import ref
 
+from jaxspec.engine.host.grammars import PlacedGrammar
 from jaxspec.engine.host.pages import PagePool, page_keys
 from jaxspec.engine.host.request import NOTHING, Reported, Request
 from jaxspec.engine.host.scoring import Scoring
-from jaxspec.grammar import PlacedGrammar
 
 _QUEUE_KEY = attrgetter("queue_key")
 Share = Callable[[Sequence["Running"], bool], list["Running"]]

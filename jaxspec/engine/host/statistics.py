@@ -7,7 +7,7 @@ from itertools import zip_longest
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxspec.engine.host import show
+from jaxspec.lazy import outside
 
 if TYPE_CHECKING:  # optional, and slow to import
     import pandas
@@ -155,7 +155,7 @@ class AcceptanceStats:
             "acceptance_per_position",
             "conditional_acceptance",
         )
-        frame = show.frame({name: getattr(self, name) for name in names})
+        frame = outside("lab.show").frame({name: getattr(self, name) for name in names})
         frame.index.name = "position"
         return frame
 
@@ -171,7 +171,7 @@ class AcceptanceStats:
             f"<b>{self.acceptance_length:.2f} tokens a step</b> · {self.steps} steps, "
             f"{self.draft_steps} with drafts · {self.accepted} of {self.drafted} drafts accepted"
         )
-        return show.rates(line, self.acceptance_per_position, self.conditional_acceptance)
+        return outside("lab.show").rates(line, self.acceptance_per_position, self.conditional_acceptance)
 
 
 def wilson(count: int, of: int) -> Interval:

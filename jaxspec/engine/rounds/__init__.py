@@ -1,0 +1,1 @@
+"""The thread that owns the device: rounds of dispatches, compiling, new weights."""

@@ -1,0 +1,1 @@
+"""GGUF files: header, tensors, tokenizer, and the checkpoint that they stand for."""

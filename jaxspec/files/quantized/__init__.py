@@ -1,0 +1,1 @@
+"""Quantised matrices in checkpoints: blocks and codes, whoever wrote them."""

@@ -1,0 +1,1 @@
+"""Folders in Hugging Face's layout, read and written."""

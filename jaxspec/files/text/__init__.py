@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, messages, chat templates, streams of text."""

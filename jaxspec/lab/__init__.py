@@ -1,0 +1,1 @@
+"""Looking at and improving what the core does: inspection, plots, checks, training."""

@@ -1,0 +1,1 @@
+"""One file per family of targets; makers with several have a folder."""

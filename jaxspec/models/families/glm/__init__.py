@@ -1,0 +1,1 @@
+"""GLM-4 and GLM-4.7-Flash."""

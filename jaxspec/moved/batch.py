@@ -1,0 +1,1 @@
+raise ImportError("jaxspec.batch is now jaxspec.service.batch", name=__name__)

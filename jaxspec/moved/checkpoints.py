@@ -1,0 +1,1 @@
+raise ImportError("jaxspec.checkpoints is now jaxspec.files", name=__name__)

@@ -1,0 +1,1 @@
+raise ImportError("jaxspec.rows is now jaxspec.service.rows", name=__name__)

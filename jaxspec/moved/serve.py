@@ -1,0 +1,1 @@
+raise ImportError("jaxspec.serve is now jaxspec.service.serve", name=__name__)

@@ -1,0 +1,1 @@
+raise ImportError("jaxspec.training is now jaxspec.lab.training", name=__name__)

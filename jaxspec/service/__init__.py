@@ -1,0 +1,1 @@
+"""Answers for others: OpenAI's API, HTTP, files of prompts, batch runs."""

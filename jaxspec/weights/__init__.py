@@ -1,0 +1,1 @@
+"""Weights: parameters, their sources in a checkpoint, loading, and replacing them."""

@@ -1,0 +1,1 @@
+"""How kernels in Numba and Triton become calls of JAX."""
