@@ -128,7 +128,7 @@ def test_a_client_that_allows_itself_two_requests_says_when_it_is_full(engine, p
         async_engine = AsyncEngine(engine, max_unfinished=2)
         for call in (async_engine.generate, async_engine.sample):
             with pytest.raises(QueueFullError, match="0 requests are unfinished, and 3 more"):
-                await call(prompts[0], n=3, **ASK)
+                await call(prompts[0], n=3, **ASK | {"temperature": 1.0})
         streams = [async_engine.stream(prompts[0], **ASK) for _ in range(2)]
         for stream in streams:
             await anext(stream)

@@ -37,7 +37,7 @@ if {ahead}:
     Programs._lower = lambda programs, size: Slow()
 else:
     compile_only_what_runs()
-    EngineCore._prepare = lambda core, wanted: Slow().compile(None)
+    EngineCore._prepare = lambda core, *wanted: Slow().compile(None)
 """
 LIBRARY = """
 exec(open({slow!r}).read())
@@ -150,7 +150,7 @@ def test_an_interrupted_program_does_not_wait_for_them_either(slow, tiny_config,
 
 def test_a_process_that_ends_by_itself_waits_for_the_program_that_is_being_compiled():
     code = (
-        "import time; from jaxspec.engine.rounds import compiling\n"
+        "import time; from jaxspec.engine.device import compiling\n"
         "compiling.start(lambda: (time.sleep(0.5), print('compiled')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -80,7 +80,7 @@ def frozen(load):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(paged, "build_metadata", build_stale)
             patch.setattr(AutoregressiveDrafter, "step", counted)
-            patch.setitem(programs.compiled, decode, None)
+            patch.delitem(programs.compiled, decode)
             compile_ahead(programs, [decode], progress=False)
             return decode, programs.compiled[decode]
 

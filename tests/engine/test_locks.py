@@ -127,7 +127,7 @@ def test_programs_that_threads_compile_are_all_counted():
 
     class Counting(Programs):
         def __init__(self):
-            self._lock, self.count, self.when_compiled = threading.Lock(), 2, lambda: None
+            self._changed, self.count, self.when_compiled = threading.Condition(), 2, lambda: None
 
         @property
         def num_uncompiled(self):
@@ -146,7 +146,7 @@ def test_programs_that_threads_compile_are_all_counted():
 
 
 def test_a_grammar_that_threads_ask_for_is_compiled_once(monkeypatch):
-    place, module = Place(), importlib.import_module("jaxspec.engine.host.grammars")
+    place, module = Place(), importlib.import_module("jaxspec.grammar")
     monkeypatch.setattr(module, "compile_grammar", place.watched(module.compile_grammar))
     store = GrammarStore(tiny_tokenizer(), 48, (2,), None)
     ask = lambda: store.compiled(Grammar("regex", "a|b"))  # noqa: E731

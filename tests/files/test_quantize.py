@@ -89,7 +89,7 @@ def test_what_cannot_be_rounded_is_named(tmp_path, capsys):
     head = open_checkpoint(write_folder(tmp_path / "head"))
     with pytest.raises(CheckpointError, match="head: no matrix of a layer can be rounded to int4"):
         save_safetensors(tmp_path / "out", head, quantize="int4", progress=False)
-    with pytest.raises(CheckpointError, match="quantize 'int3' is not known; known: fp8, int4"):
+    with pytest.raises(CheckpointError, match="quantize 'int3' is not known; did you mean 'int4'"):
         save_safetensors(tmp_path / "out", head, quantize="int3", progress=False)
     assert not (tmp_path / "out").exists()
     array = matrix()

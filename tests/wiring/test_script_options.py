@@ -271,14 +271,14 @@ def test_convert(monkeypatch):
         monkeypatch.setattr(checkpoints, f"save_{form}", save)
     read = lambda source, file, sha256: SimpleNamespace(tensors={}, name=(source, file, sha256))  # noqa: E731
     monkeypatch.setattr(checkpoints, "open_checkpoint", read)
-    assert convert.main(["from", "to"]) == 0
+    assert convert.main(["org/from", "to"]) == 0
     words = ["--format", "safetensors", "--dtype", "float16", "--file", "f", "--sha256", "0"]
-    assert convert.main(["from", "to", *words]) == 0
-    assert convert.main(["from", "to", "--quantize", "int4"]) == 0
+    assert convert.main(["org/from", "to", *words]) == 0
+    assert convert.main(["org/from", "to", "--quantize", "int4"]) == 0
     assert [(form, to, read.name, more) for form, to, read, more in saved] == [
-        ("orbax", "to", ("from", None, None), {"dtype": None}),
-        ("safetensors", "to", ("from", "f", "0"), {"dtype": "float16", "quantize": None}),
-        ("safetensors", "to", ("from", None, None), {"dtype": None, "quantize": "int4"}),
+        ("orbax", "to", ("org/from", None, None), {"dtype": None}),
+        ("safetensors", "to", ("org/from", "f", "0"), {"dtype": "float16", "quantize": None}),
+        ("safetensors", "to", ("org/from", None, None), {"dtype": None, "quantize": "int4"}),
     ]
 
 
@@ -295,10 +295,10 @@ def test_inspect(monkeypatch):
         return error.value.args[0]
 
     monkeypatch.setattr(drafters_inspect, "inspect", inspecting)
-    assert told("a head") == (SourceConfig("a head"), None, 1)
-    words = ["--target", "a target", "--file", "f", "--sha256", "0", "--tensor-parallel", "2"]
-    found = SourceConfig("a head", "f", "0"), SourceConfig("a target"), 2
-    assert told("a head", *words) == found
+    assert told("org/head") == (SourceConfig("org/head"), None, 1)
+    words = ["--target", "org/target", "--file", "f", "--sha256", "0", "--tensor-parallel", "2"]
+    found = SourceConfig("org/head", "f", "0"), SourceConfig("org/target"), 2
+    assert told("org/head", *words) == found
     target = load_config("smollm2-135m").target
     assert told("smollm2-135m-eagle3")[1] == target
-    assert told("a head", "--target", "smollm2-135m")[1] == target
+    assert told("org/head", "--target", "smollm2-135m")[1] == target

@@ -186,6 +186,7 @@ class Scores:
 
     def __init__(self, ends):
         self.eos_token_ids, self.texts = ends, []
+        self.core = SimpleNamespace(device=jax.devices()[0])
 
     def update_weights(self, weights, names):
         pass

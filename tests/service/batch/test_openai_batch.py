@@ -158,7 +158,7 @@ REFUSED = [
     (line(extra=1), f"unknown field 'extra'; known: {', '.join(KEYS)}", "extra"),
     (
         line(body={"response_format": {"type": "json_object", "schema": {}}}),
-        "response_format: unknown field 'schema'; known: type",
+        "response_format: unknown field 'schema'; did you mean 'json_schema'",
         "response_format.schema",
     ),
     (line(body={"model": None}), "model is missing", "model"),

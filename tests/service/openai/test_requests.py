@@ -159,7 +159,7 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "texd": "b"}]}]},
             "messages[0].content[0].texd",
-            "messages[0].content[0]: unknown field 'texd'; known: type, text, cache_control",
+            "messages[0].content[0]: unknown field 'texd'; did you mean 'text'? known: type, text",
         ),
         ({"temperature": "hot"}, "temperature", "temperature must be a number, 0 or more, got 'hot'"),
         ({"temperature": True}, "temperature", "temperature must be a number, 0 or more, got True"),
@@ -183,7 +183,7 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         (
             {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
             "response_format.schema",
-            "response_format: unknown field 'schema'; known: type",
+            "response_format: unknown field 'schema'; did you mean 'json_schema'? known: type",
         ),
         (
             {"response_format": {"type": "text", "json_schema": {"schema": {"type": "null"}}}},
@@ -198,7 +198,7 @@ def test_what_a_client_writes_out_as_null_asks_for_nothing():
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strikt": True}}},
             "response_format.json_schema.strikt",
-            "response_format.json_schema: unknown field 'strikt'; known: name, description, schema, strict",
+            "response_format.json_schema: unknown field 'strikt'; did you mean 'strict'?",
         ),
         ({"stop_token_ids": [1.5]}, "stop_token_ids[0]", "must be an integer, 0 or more, got 1.5"),
         ({"n": 2.5}, "n", "n must be an integer, 1 to 128, got 2.5"),
