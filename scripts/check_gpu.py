@@ -36,7 +36,7 @@ def checks(processes: int) -> Iterator[Check]:
     """All checks, the quickest first."""
     for name, folders in _TESTS.items():
         tests = ["-m", "pytest", *(f"tests/{folder}" for folder in folders), "-m", "gpu and not slow"]
-        tests += ["-n", str(processes), "--dist", "loadfile", "-o", "addopts=-q --tb=short"]
+        tests += ["-n", str(processes), "--dist", "loadfile", "-o", "addopts=-v --tb=short"]
         yield Check(f"tests of {name}", tests)
     exact = ["scripts/check_exact.py", "--limit", "12", "--max-new-tokens", "48", "--only", "K = 4, batch 64"]
     for shape in ("smollm2-135m", "llama3-8b-fp8", "llama3-8b-int4"):
