@@ -32,8 +32,9 @@ from jaxspec.jax_settings import own_settings
 from jaxspec.lab.training.config import HeadConfig, TrainConfig
 from jaxspec.lab.training.head import head_config, new_head
 from jaxspec.lab.training.trainer import Trainer
-from jaxspec.models import target as loading
 from jaxspec.models.families.llama import Llama
+from jaxspec.models.target import plan_target
+from jaxspec.weights import loading
 
 SETTINGS = {
     "jax_enable_x64": True,
@@ -235,7 +236,7 @@ def test_threads_that_pack_weights_have_them(folder, monkeypatch):
         assert threading.current_thread() is not threading.main_thread()
 
     monkeypatch.setattr(loading, "stored_weight", look)
-    plan = loading.plan_target(open_checkpoint(folder / "target"), dtype=jnp.dtype("float32"))
+    plan = plan_target(open_checkpoint(folder / "target"), dtype=jnp.dtype("float32"))
     with in_config(*KNOWN), own_settings():
         plan.read(packed=True)
     assert len(seen) > 9
