@@ -1,4 +1,6 @@
-"""A paged cache of keys and values in 8 bits: codes, and a power of two for every row of a head."""
+"""A paged cache of keys and values in 8 bits (`engine.cache_dtype = "float8_e4m3fn"`): codes, and a power of
+two for every row of a head.
+"""
 
 from dataclasses import dataclass
 

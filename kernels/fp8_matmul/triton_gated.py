@@ -1,4 +1,4 @@
-"""A gated feed-forward network in FP8: one kernel between its two products."""
+"""A gated network in FP8 (`engine.gpu_activations`): one kernel between its two products."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Products of rows in FP8 with weights in FP8, on tensor cores for FP8."""
+"""Products of rows in FP8 with weights in FP8 on tensor cores for FP8 (`engine.packed = true`)."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Products whose sums have one order, in Triton.
+"""Products in Triton whose sums have one order (`engine.exact = true`).
 
 Every output is one chain of additions: the accumulator of a tensor core takes 16 inputs at a time, from the
 first to the last. On Hopper all matrix instructions give such a chain the same bits, whatever the tile, the

@@ -1,4 +1,4 @@
-"""Calls Gluon kernels from JAX.
+"""Calls Gluon kernels from JAX (`engine.packed`, on Hopper).
 
 jax-triton 0.4.1 compiles them with Triton's passes instead of Gluon's, and does not launch the warps that
 join in `warp_specialize`. So they are compiled here, and given to the same custom call of jaxlib.

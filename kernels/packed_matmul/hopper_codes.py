@@ -1,4 +1,4 @@
-"""The kernel of `packed_matmul` for many rows on the Hopper generation: some warps load, others multiply.
+"""The kernel of `packed_matmul` for many rows on Hopper (`engine.packed`): some warps load, others multiply.
 
 As in `triton_codes`, the product is transposed. But a tile has 128 outputs instead of 64, so the rows are
 read half as often: with 128 rows, loading these from the cache takes longer than the weights from memory.

@@ -1,4 +1,4 @@
-"""Products of many rows with a weight in codes, on a GPU of the Hopper generation."""
+"""Products of many rows with a weight in codes on Hopper (`engine.packed = true`)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The kernel of `packed_matmul`: codes are expanded in registers, and scales multiply sums.
+"""The kernel of `packed_matmul` (`engine.packed`): codes are expanded in registers, scales multiply sums.
 
 The product is transposed, with the weights first: tensor cores can read their first operand from registers,
 so expanded weights never go through shared memory.

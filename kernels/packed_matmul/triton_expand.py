@@ -1,4 +1,4 @@
-"""Expands a weight in codes to bfloat16, so that many rows do not expand it again for every tile of them."""
+"""Expands a weight in codes (`engine.packed`) to bfloat16 once, instead of for every tile of many rows."""
 
 import math
 

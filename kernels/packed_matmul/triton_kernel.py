@@ -1,4 +1,4 @@
-"""Products with a weight in codes in a Triton kernel that reads the weight once, packed."""
+"""Products in Triton with a weight in codes, which is read once (`engine.packed = true`)."""
 
 import math
 from typing import Any, NamedTuple

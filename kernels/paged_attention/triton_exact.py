@@ -1,4 +1,4 @@
-"""Paged attention whose sums are ordered by position alone, in Triton.
+"""Paged attention in Triton whose sums are ordered by position alone (`engine.exact = true`).
 
 The positions of a slot are cut into fixed ranges. Each range is an online softmax over fixed blocks of keys,
 with a peak, a total and sums of its own, and ranges are merged in order. So it does not matter how many rows

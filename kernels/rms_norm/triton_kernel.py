@@ -1,4 +1,4 @@
-"""Norms in Triton whose sums have one order; a program has one row, whatever rows are beside it."""
+"""Norms in Triton whose sums have one order (`engine.exact = true`); a program has one row."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sums in Triton, whose order depends on the length of a row alone."""
+"""Sums in Triton whose order depends on the length of a row alone (`engine.exact = true`)."""
 
 import math
 
