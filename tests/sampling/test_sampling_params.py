@@ -148,7 +148,7 @@ def test_parameters_come_whole_or_as_a_mapping_or_field_by_field():
     [
         ({}, {"top_p": 1}, "give top_p in params or as a keyword, not both"),
         (SamplingParams(), {"top_p": 1}, "give top_p in params or as a keyword, not both"),
-        ({"temprature": 1}, {}, "'temprature'; did you mean 'temperature'? known: temperature, top_k"),
+        ({"temprature": 1}, {}, "'temprature'; did you mean 'temperature'"),
         ({3: 1}, {}, "unknown sampling parameter 3; known: "),
         (None, {"temprature": 1}, "unknown sampling parameter 'temprature'"),
         ({"top_p": 2}, {}, "top_p must be a number, above 0 and at most 1, got 2"),
