@@ -362,7 +362,7 @@ def test_logits_that_are_not_finite_fail_a_text_alone(tiny_engines):
         leaves = engine.programs.leaves
         leaves[:] = [leaf.at[40].set(np.nan) if leaf is rows else leaf for leaf in leaves]
         bad, good = [1] * 20 + [40] + [2] * 20, [1] * 20
-        # A GPU's attention multiplies tiles of 16 rows by each other, and 0 by NaN.
+        # On a GPU earlier rows fail with it, probably as attention there multiplies 0 by NaN within a tile.
         first = 20 if platform() == "cpu" else 16
         with pytest.raises(EngineError, match=rf"sequence 1 failed: .* NaN or infinite at position {first}$"):
             engine.score([good, bad])
