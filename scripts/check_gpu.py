@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,18 +62,20 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{check.name:22} not run: needs {check.gpus} GPUs", flush=True)
             continue
         begin = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, *check.command], cwd=_ROOT, env=environment, text=True, capture_output=True
-        )
+        # Written as it comes: a run that is cut short still names what failed.
+        log = args.log / (re.sub(r"\W+", "-", check.name) + ".txt")
+        with log.open("w", encoding="utf-8") as output:
+            command = [sys.executable, *check.command]
+            done = subprocess.run(
+                command, cwd=_ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
         seconds = time.perf_counter() - begin
         failed |= done.returncode != 0
         verdict = "passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
-        print(f"{check.name:22} {verdict:10} {seconds:5.0f} s  {_summary(done.stdout)}", flush=True)
-        if args.log:
-            name = re.sub(r"\W+", "-", check.name)
-            (args.log / f"{name}.txt").write_text(done.stdout + done.stderr, "utf-8")
-        elif done.returncode:
-            print(done.stdout[-4000:], done.stderr[-4000:], flush=True)
+        print(
+            f"{check.name:22} {verdict:10} {seconds:5.0f} s  {_summary(log.read_text('utf-8'))}", flush=True
+        )
+    print(f"the output of every check: {args.log}")
     return int(failed)
 
 
@@ -108,8 +111,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--only", nargs="+", default=[""], metavar="TEXT", help="only checks whose name contains one of these"
     )
     parser.add_argument("--processes", type=int, default=8, help="of tests at a time")
-    parser.add_argument("--log", type=Path, metavar="FOLDER", help="for the output of every check")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--log", type=Path, metavar="FOLDER", help="for the output of every check (a new one in /tmp)"
+    )
+    args = parser.parse_args(arguments)
+    args.log = args.log or Path(tempfile.mkdtemp(prefix="check-gpu-"))
+    args.log.mkdir(parents=True, exist_ok=True)
+    return args
 
 
 if __name__ == "__main__":
