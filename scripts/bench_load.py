@@ -31,7 +31,6 @@ from bench.shapes import SHAPES
 from bench.timeline import kernel_table, read_kernels
 from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
-from flax import nnx
 
 from jaxspec.commands.command_line import CommandError, Parser, drafter_options, drafts_option, report
 from jaxspec.config import ConfigError, EngineConfig, resolve_config
@@ -181,7 +180,7 @@ def _measure(
     except ValueError as error:
         raise CommandError(error) from None
     programs = engine.programs
-    models = nnx.merge(programs.graph, jax.tree.unflatten(programs.treedef, programs.leaves))
+    models = programs.lowering.merge(programs.leaves)
     prompt_rows = engine.config.prefill_batch_size * engine.config.prefill_chunk
     return summary(
         runs[1:],

@@ -22,7 +22,8 @@ class ProgramWhenRun:
         assert programs is not None
         if programs.compiled.get(self._size) is self:
             with programs._settings():
-                programs.compile_one(self._size)
+                grammars = programs._shape_of_grammars(self._size)
+                programs.compiled[self._size] = programs.lowering.compile(self._size, grammars)
         return programs.compiled[self._size]
 
     def __call__(self, *arguments: Any) -> Any:

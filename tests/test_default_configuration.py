@@ -101,7 +101,7 @@ def test_the_trained_head_beats_an_untrained_one(engine, monkeypatch):
 
     trained, length = answered()
     programs = engine.programs
-    tree = jax.tree.unflatten(programs.treedef, programs.leaves)
+    tree = jax.tree.unflatten(programs.lowering.treedef, programs.leaves)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     rng = np.random.default_rng(0)
     shuffled = [

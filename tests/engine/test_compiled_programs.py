@@ -81,7 +81,7 @@ def test_a_program_of_several_steps_traces_one(tiny_engines, monkeypatch):
 
     monkeypatch.setattr(step, "engine_step", counted)
     for size in programs.compiled:
-        programs._lower(size)
+        programs.lowering.lower(size, programs._shape_of_grammars(size))
     assert traced == list(programs.compiled)
 
 
@@ -113,7 +113,7 @@ def test_the_last_layer_computes_only_what_logits_and_states_need(tiny_engines, 
     seen = {}
     for size in programs.compiled:
         rows.clear()
-        programs._lower(size)
+        programs.lowering.lower(size, programs._shape_of_grammars(size))
         seen[not size.width] = [*rows]
     assert seen[True] == ROWS_OF_A_PROMPT[name]
     assert sorted(seen[False]) == sorted(ROWS_OF_A_STEP[name])

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.engine.device import programs
-from jaxspec.engine.device.programs import compiler_options
+from jaxspec.engine.device import lowering
+from jaxspec.engine.device.lowering import compiler_options
 from jaxspec.sharding import make_mesh, replicated
 
 LARGE, SMALL = 1 << 31, 1 << 28
@@ -24,7 +24,7 @@ def weight(nbytes):
     ],
 )
 def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend, rows, size, flags, cublas):
-    monkeypatch.setattr(programs, "platform", lambda: backend)
+    monkeypatch.setattr(lowering, "platform", lambda: backend)
     monkeypatch.setenv("XLA_FLAGS", flags)
     weights = [weight(size // 2), weight(size // 2)]
     expected = {"xla_gpu_enable_triton_gemm": False} if cublas else {}
@@ -33,7 +33,7 @@ def test_many_rows_through_large_weights_are_left_to_cublas(monkeypatch, backend
 
 def test_sums_over_devices_are_left_to_nccl(monkeypatch):
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
-    monkeypatch.setattr(programs, "platform", lambda: "gpu")
+    monkeypatch.setattr(lowering, "platform", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
     one, several = (compiler_options([weight(LARGE)], rows=128, num_devices=n) for n in (1, 2))
     kernels = set(several) - set(one)
@@ -46,7 +46,7 @@ def test_sums_over_devices_are_left_to_nccl(monkeypatch):
 
 
 def test_large_programs_for_prompts_alone_run_without_a_graph(monkeypatch):
-    monkeypatch.setattr(programs, "platform", lambda: "gpu")
+    monkeypatch.setattr(lowering, "platform", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
     lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
 
@@ -60,7 +60,7 @@ def test_large_programs_for_prompts_alone_run_without_a_graph(monkeypatch):
 
 
 def test_exact_programs_round_every_result(monkeypatch):
-    monkeypatch.setattr(programs, "platform", lambda: "gpu")
+    monkeypatch.setattr(lowering, "platform", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", "")
     options = compiler_options([weight(SMALL)], rows=1, is_exact=True)
     assert options == {"xla_allow_excess_precision": False}

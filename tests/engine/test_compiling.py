@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from child_process import python
 
 import jaxspec
 from jaxspec.engine.device import compiling
+from jaxspec.engine.device import programs as programs_module
+from jaxspec.engine.device.lowering import Lowering
 from jaxspec.engine.device.programs import Programs
 from jaxspec.jax_settings import own_settings
 from jaxspec.lab.training.trainer import Trainer
@@ -25,7 +28,7 @@ SLOW = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from jaxspec.engine.rounds.core import EngineCore
-from jaxspec.engine.device.programs import Programs
+from jaxspec.engine.device.lowering import Lowering
 from programs_when_run import compile_only_what_runs
 
 class Slow:
@@ -34,7 +37,7 @@ class Slow:
         time.sleep(300)
 
 if {ahead}:
-    Programs._lower = lambda programs, size: Slow()
+    Lowering.lower = lambda lowering, size, grammars: Slow()
 else:
     compile_only_what_runs()
     EngineCore._prepare = lambda core, *wanted: Slow().compile(None)
@@ -49,36 +52,55 @@ with jaxspec.load({config!r}, progress=False) as engine:
 
 @pytest.fixture
 def held(monkeypatch):
-    """Background threads begin to compile once this event is set."""
-    event, compile_one = threading.Event(), Programs.compile_one
+    """Background threads go on once this event is set; `begun` counts those that wait or have waited."""
+    event, compile_it = threading.Event(), Lowering.compile
+    event.begun = threading.Semaphore(0)
 
-    def compile_later(programs, size):
+    def compile_later(lowering, size, grammars):
+        event.begun.release()
         assert event.wait(60)
-        compile_one(programs, size)
+        return compile_it(lowering, size, grammars)
 
-    monkeypatch.setattr(Programs, "compile_one", compile_later)
+    monkeypatch.setattr(Lowering, "compile", compile_later)
     return event
 
 
-@pytest.mark.parametrize("constraints", [Constraints(0), Constraints.GRAMMAR])
 def test_a_program_that_compiles_while_its_engine_closes_says_nothing(
-    tiny_config, compiled_behind, held, caplog, constraints
+    tiny_config, compiled_behind, held, caplog
 ):
     caplog.set_level(logging.WARNING, "jaxspec")
     engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",), slot_sizes=(1,))
     programs = engine.programs
-    if constraints:
-        sizes = [size.doing(Asked(constraints=constraints)) for size in engine.core.later_sizes[:1]]
-        programs._left.clear()
-        engine.core.grammars.prepare()
-        programs.compile_in_background(sizes)
+    assert held.begun.acquire(timeout=60)
     engine.close()
     held.set()
     programs.wait_compiled()
     assert not caplog.records
 
 
-def test_an_engine_that_is_closed_compiles_no_more(tiny_config, compiled_behind):
+def test_a_program_that_a_thread_has_taken_as_its_engine_closes_is_left_out(
+    tiny_config, compiled_behind, caplog, monkeypatch
+):
+    """Its grammars are gone."""
+    caplog.set_level(logging.WARNING, "jaxspec")
+    engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",), slot_sizes=())
+    programs, closed, begin = engine.programs, threading.Event(), Programs.begin
+    programs.wait_compiled()
+    monkeypatch.setattr(Programs, "begin", lambda *arguments: closed.wait(60) and begin(*arguments))
+    engine.core.grammars.prepare()
+    size = next(iter(programs.compiled)).doing(Asked(constraints=Constraints.GRAMMAR))
+    programs.compile_in_background([size])
+    while programs._left:  # until a thread has taken it
+        time.sleep(0.01)
+    engine.close()
+    closed.set()
+    programs.wait_compiled()
+    assert size not in programs.compiled
+    assert not caplog.records
+
+
+def test_an_engine_that_is_closed_compiles_no_more(tiny_config, compiled_behind, monkeypatch):
+    monkeypatch.setattr(programs_module.os, "cpu_count", lambda: 1)
     engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",))
     programs, sizes = engine.programs, engine.core.later_sizes
     engine.close()
@@ -90,17 +112,25 @@ def test_an_engine_that_is_closed_compiles_no_more(tiny_config, compiled_behind)
     assert not engine.core.grammars.slab.size
 
 
-def test_an_engine_that_is_dropped_is_not_waited_for(tiny_config, compiled_behind, held, caplog):
-    engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",), slot_sizes=(1,))
-    threads = engine.programs._background
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_engine_that_is_dropped_is_not_waited_for(
+    tiny_config, compiled_behind, held, caplog, monkeypatch, count
+):
+    """Its threads end with what they had begun: none keeps the engine for another."""
+    monkeypatch.setattr(programs_module.os, "cpu_count", lambda: 4 * count)
+    engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",))
+    threads, programs = list(engine.programs._background), weakref.ref(engine.programs)
+    assert all(held.begun.acquire(timeout=60) for _ in threads)
     began = time.monotonic()
     del engine
     gc.collect()
     assert time.monotonic() - began < 10
+    assert programs() is None
     held.set()
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+    assert not held.begun.acquire(blocking=False)
     assert not caplog.records
 
 

@@ -15,8 +15,8 @@ from jaxspec.files import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_engines, tmp_path_factory):
-    """A target that drafts for itself, so that every block of K + 1 tokens is accepted, with words."""
+def folder(tiny_engines, tmp_path_factory):
+    """The tiny target, with words."""
     folder = tmp_path_factory.mktemp("words")
     for file in tiny_engines.folders["target"].iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -25,10 +25,27 @@ def engine(tiny_engines, tmp_path_factory):
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({}), "utf-8")
+    return folder
+
+
+def load(folder, **options):
+    """A target that drafts for itself, so that every block of K + 1 tokens is accepted."""
     drafter = {"kind": "draft_model", "source": str(folder), "num_speculative_tokens": 5}
-    engine = jaxspec.load(folder, drafter=drafter, progress=False, **SIZES, mixed_prefill_tokens=8)
+    engine = jaxspec.load(folder, drafter=drafter, progress=False, **SIZES, mixed_prefill_tokens=8, **options)
     compile_all(engine)
     return engine
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def one_step(folder):
+    """One step a dispatch: the device still decodes when the host ends an answer, and a piece of a stream
+    holds one block."""
+    return load(folder, steps_per_dispatch=1)
 
 
 PROMPT = [1, 2, 3]
@@ -79,9 +96,9 @@ def test_a_stop_string_is_cut_off_wherever_it_begins(engine, answer):
         assert generation.token_ids == answer[: len(generation.token_ids)]
 
 
-def test_a_slot_is_free_for_others_after_a_stop_string(engine, answer, monkeypatch):
+def test_a_slot_is_free_for_others_after_a_stop_string(one_step, answer):
     """Prompts are read beside the slots that decode; the device has not heard that theirs was given up."""
-    monkeypatch.setattr(engine.core.scheduler, "steps", 1)  # the device still decodes when the host ends one
+    engine = one_step
     stop = engine.generate(PROMPT, max_new_tokens=30).text.split(" ")[3]
     requests = [engine.make_request(PROMPT, SamplingParams(max_new_tokens=30, stop=stop)) for _ in range(4)]
     requests += [engine.make_request(PROMPT, SamplingParams(max_new_tokens=30)) for _ in range(4)]
@@ -168,9 +185,9 @@ def test_a_stop_string_that_no_text_can_hold_is_refused(engine, special):
 
 
 @pytest.mark.parametrize(("place", "num_pieces"), [(4, 2), (6, 3)])
-def test_a_stream_shows_no_part_of_a_stop_string(engine, place, num_pieces, monkeypatch):
+def test_a_stream_shows_no_part_of_a_stop_string(one_step, place, num_pieces):
     """Inside a block of six tokens, and begun by one and ended by the next: the first comes by itself."""
-    monkeypatch.setattr(engine.core.scheduler, "steps", 1)  # a piece of the stream holds one block
+    engine = one_step
     whole = engine.generate(PROMPT, max_new_tokens=30).text
     words = whole.split(" ")
     stop = f"{words[place]} {words[place + 1]}"

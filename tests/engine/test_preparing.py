@@ -1,6 +1,5 @@
 """Which programs a first request of its kind waits for, and what the background threads compile meanwhile."""
 
-import os
 import threading
 from collections import Counter
 from typing import get_args
@@ -11,10 +10,13 @@ from tiny_engines import SIZES, TinyEngines, tokens_of
 import jaxspec
 from jaxspec import SamplingParams
 from jaxspec.engine import EngineError
+from jaxspec.engine.device import programs
+from jaxspec.engine.device.lowering import Lowering
 from jaxspec.engine.device.plan import Size
 from jaxspec.engine.device.programs import Programs
 from jaxspec.sampling import Asked, Constraints, Logprobs, SamplingMode
 from jaxspec.sampling.grammar import GrammarError
+from jaxspec.sampling.mode import modes_for_sampling
 from jaxspec.sampling.params import Kind
 
 LOGPROBS, PENALTIES = {"logprobs": 2}, {"presence_penalty": 0.5}
@@ -31,11 +33,11 @@ def compiles(monkeypatch, compiled_ahead):
         def compile(self, options):
             return "a program"
 
-    def lower(programs, size):
+    def lower(lowering, size, grammars):
         compiled.append((size, threading.current_thread().name))
         return Lowered()
 
-    monkeypatch.setattr(Programs, "_lower", lower)
+    monkeypatch.setattr(Lowering, "lower", lower)
     return compiled
 
 
@@ -47,10 +49,18 @@ def background(monkeypatch):
     return left
 
 
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    """Sets how many cores this machine has; four for each background thread that compiles."""
+    set_cores = lambda count: monkeypatch.setattr(programs.os, "cpu_count", lambda: count)  # noqa: E731
+    set_cores(1)
+    return set_cores
+
+
 @pytest.fixture
 def load(tmp_path_factory):
     engines = TinyEngines(tmp_path_factory.mktemp("preparing"))
-    yield lambda name="ngram", **sizes: engines.load(name, **sizes)
+    yield lambda name="ngram", **sizes: engines.load(name, mixed_prefill_tokens=0, **sizes)
     engines.close()
 
 
@@ -67,20 +77,21 @@ def test_a_request_waits_for_one_program_that_reads_and_one_that_decodes(load, c
     reads, decodes = Size(2, 2, **top), Size(WHOLE, 0, SamplingMode.GREEDY, 4, **top)
     assert [size for size, _ in compiles] == [reads, decodes]
     # The others, of which those come first without which requests of two modes cannot share a dispatch.
-    sampled = Size(WHOLE, 0, SamplingMode.TRUNCATED, 4, **top)
+    modes = modes_for_sampling()
+    sampled = [Size(WHOLE, 0, mode, 4, **top) for mode in modes]
     later = [size for size in dict.fromkeys(background) if size not in (reads, decodes)]
-    assert later[0] == sampled
+    assert later[: len(modes)] == sampled
     assert set(later) == {
-        sampled,
+        *sampled,
         Size(1, 1, **top),
-        *(Size(1, 0, mode, 4, **top) for mode in (SamplingMode.GREEDY, SamplingMode.TRUNCATED)),
+        *(Size(1, 0, mode, 4, **top) for mode in (SamplingMode.GREEDY, *modes)),
     }
     compiles.clear()
     ask(engine, **LOGPROBS)
     ask(engine, logprobs=0)  # they report this, too
     assert not compiles
     ask(engine, **LOGPROBS, **SAMPLED)
-    assert [size for size, _ in compiles] == [sampled]
+    assert [size for size, _ in compiles] == sampled[-1:]
 
 
 def test_programs_of_sampling_serve_greedy_requests(load, compiles, background):
@@ -126,14 +137,14 @@ def test_nothing_is_compiled_twice(load, compiles, compiled_behind):
 def held(monkeypatch, compiles):
     """Holds back compiling in background threads, once it has begun, until it is set."""
     begun, may_go_on = threading.Event(), threading.Event()
-    compile_one = Programs.compile_one
+    compile_it = Lowering.compile
 
-    def hold(programs, size):
+    def hold(lowering, size, grammars):
         begun.set()
         assert may_go_on.wait(60)
-        compile_one(programs, size)
+        return compile_it(lowering, size, grammars)
 
-    monkeypatch.setattr(Programs, "compile_one", hold)
+    monkeypatch.setattr(Lowering, "compile", hold)
     may_go_on.begun = begun
     yield may_go_on
     may_go_on.set()
@@ -156,10 +167,10 @@ def test_what_a_request_waits_for_goes_first(load, compiles, compiled_behind, he
 
     monkeypatch.setattr(Programs, "_compile", compile_slowly)
     ask(engine, **LOGPROBS)
-    # Three at first, and what was asked for.
-    assert [size.is_asked for size, thread in during if thread != "jaxspec-compile"] == [False] * 3 + [
-        True
-    ] * 2
+    # At first prompts, greedy decoding and each mode of sampling, and then what was asked for.
+    at_first = 2 + len(modes_for_sampling())
+    own = [size.is_asked for size, thread in during if thread != "jaxspec-compile"]
+    assert own == [False] * at_first + [True] * 2
     assert len([size for size, thread in during if thread == "jaxspec-compile"]) == 1
     engine.programs.wait_compiled()
     assert engine.programs.num_uncompiled == 0
@@ -183,21 +194,24 @@ def test_what_fails_in_the_background_fails_for_who_waits_for_it(
     assert held.begun.wait(60)
     (begun,) = engine.programs._compiling
 
-    def fail(programs, size):
+    def fail(lowering, size, grammars):
         raise MemoryError(size)
 
-    monkeypatch.setattr(Programs, "_lower", fail)
+    monkeypatch.setattr(Lowering, "lower", fail)
     threading.Timer(0.1, held.set).start()
     with pytest.raises(MemoryError):
         engine.programs.compile([begun], progress=False)
 
 
-def test_however_many_kinds_are_asked_for_there_are_no_more_threads(load, compiles, compiled_behind, held):
+def test_however_many_kinds_are_asked_for_there_are_no_more_threads(
+    load, compiles, compiled_behind, held, cores
+):
+    cores(8)
     engine = load(slot_sizes=(1,))
     for asked in (LOGPROBS, PENALTIES, {"min_tokens": 2}):
         ask(engine, **asked)
     names = [thread for thread in engine.programs._background if thread.is_alive()]
-    assert len(names) == max((os.cpu_count() or 1) // 4, 1)
+    assert len(names) == 2
     held.set()
     engine.programs.wait_compiled()
     # Threads end when nothing is left, and others begin when something is.

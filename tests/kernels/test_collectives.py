@@ -14,7 +14,7 @@ from jaxspec_kernels import collectives
 from jaxspec_kernels.collectives import all_gather, peer_links, peer_memory, psum, psum_norm, through_peers
 
 from jaxspec.config import MESH_AXIS
-from jaxspec.engine.device.programs import compiler_options
+from jaxspec.engine.device.lowering import compiler_options
 from jaxspec.sharding import make_mesh
 
 DEVICES = 2

@@ -58,7 +58,7 @@ def load(files, monkeypatch):
 
 def models(engine):
     programs = engine.programs
-    return nnx.merge(programs.graph, jax.tree.unflatten(programs.treedef, programs.leaves))
+    return programs.lowering.merge(programs.leaves)
 
 
 def cache(engine):

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxspec_kernels.op import exact
 
 from jaxspec.attention import LayerCache
@@ -31,9 +30,9 @@ class Oracle:
     """The phases of a step as programs, for one engine's weights on one device."""
 
     def __init__(self, programs: Programs):
-        self._graph, self._treedef, self._leaves = programs.graph, programs.treedef, programs.leaves
+        self._merge, self._leaves = programs.lowering.merge, programs.leaves
         self._is_exact = programs.config.exact
-        self._options = programs.compiler_options_of_phases
+        self._options = programs.lowering.options_of_phases
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.models = self._merge(self._leaves)
 
@@ -62,9 +61,6 @@ class Oracle:
 
             self._compiled[function] = jax.jit(program, donate_argnums=1, compiler_options=self._options)
         return self._compiled[function](self._leaves, donated, *arguments)
-
-    def _merge(self, leaves: Any) -> Models:
-        return nnx.merge(self._graph, jax.tree.unflatten(self._treedef, leaves))
 
     def _run(
         self,

@@ -18,22 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxspec_kernels.collectives import peer_links, through_peers
-from jaxspec_kernels.op import exact
 from tqdm import tqdm
 
 from jaxspec.attention import CacheShape
 from jaxspec.config import ConfigError, ResolvedEngineConfig
 from jaxspec.engine.device.compilation_cache import compilation_cache
 from jaxspec.engine.device.compiling import Compiling, is_ending, start
-from jaxspec.engine.device.outcome import PackedOutcomes, pack_outcomes
-from jaxspec.engine.device.plan import NO_GRAMMARS, Plan, Size, empty_plan
-from jaxspec.engine.device.score import score_chunks
+from jaxspec.engine.device.lowering import Lowering, shapes
+from jaxspec.engine.device.outcome import PackedOutcomes
+from jaxspec.engine.device.plan import NO_GRAMMARS, Size
 from jaxspec.engine.device.state import EngineState
-from jaxspec.engine.device.step import Models, num_rows, run_steps
+from jaxspec.engine.device.step import Models
 from jaxspec.jax_settings import own_settings, platform
 from jaxspec.sampling import Constraints, SamplingMode
-from jaxspec.sharding import bytes_by_device, on_shards, replicated, shardings
+from jaxspec.sharding import replicated
 
 Words = np.ndarray | jax.Array
 """A packed plan; NumPy's arrays reach the device within the call."""
@@ -45,49 +43,6 @@ background. The others are for programs without which a request could not be ser
 _log = logging.getLogger(__name__)
 
 
-def compiler_options(
-    weights: Sequence[jax.Array],
-    *,
-    rows: int,
-    decodes: bool = True,
-    num_devices: int = 1,
-    is_exact: bool = False,
-) -> dict[str, str | bool | int]:
-    """XLA's options for a program that runs `rows` rows through these weights.
-
-    On a GPU, XLA chooses between its own kernels and cuBLAS's for every product by timing both on operands
-    that are in the GPU's cache, which real weights never are. Llama-3-8B with 128 rows took 8.49 ms a step
-    with XLA's choices and 7.93 ms with cuBLAS alone (H100). With few rows or small weights XLA's kernels are
-    faster, because they fuse the operations around the product.
-
-    Large prefill programs launch their kernels one by one: a CUDA graph would first have to be
-    brought up to date with new addresses, which takes longer than launching its first kernels. The first
-    token of 512 took Llama-3-8B 15.1 ms instead of 16.2, that of 4096 106.5 instead of 109.8 (H200).
-
-    Sums over several devices that are too large for our kernel use NCCL: XLA's own kernel for them fails if
-    NCCL is older than 2.29.2, and failed on two H100s.
-
-    Without excess precision every operation rounds to its dtype, whatever it is fused with; exact programs
-    need that.
-
-    Options that the variable XLA_FLAGS names are left out, so that it takes precedence.
-    """
-    if platform() != "gpu":
-        return {}
-    options: dict[str, str | bool | int] = {}
-    if rows >= 64 and sum(map(bytes_by_device, weights)) >= 1 << 31:
-        options["xla_gpu_enable_triton_gemm"] = False
-        if not decodes:
-            options["xla_gpu_graph_min_graph_size"] = 1 << 20  # more kernels than any program has
-    if is_exact:
-        options["xla_allow_excess_precision"] = False
-    if num_devices > 1:
-        options["xla_gpu_unsupported_use_all_reduce_one_shot_kernel"] = False
-        if jax.__version_info__ >= (0, 12):  # earlier versions of XLA reject it
-            options["xla_gpu_experimental_use_collective_kernels"] = ""
-    return {flag: value for flag, value in options.items() if flag not in os.environ.get("XLA_FLAGS", "")}
-
-
 class Programs:
     """Programs by size, compiled ahead of time.
 
@@ -95,8 +50,8 @@ class Programs:
     cost the host more than the dispatch.
 
     Attributes:
-      graph, leaves, treedef: the models, split into static structure, arrays and the arrays' tree; without
-        arrays after `close`.
+      leaves: the models' arrays; none after `close`.
+      lowering: the models' static structure, and what makes programs of it.
       compiled: the programs by size; grows while the background threads compile.
       num_uncompiled: programs that the background threads have still to compile.
       when_compiled: called by a background thread when none are left.
@@ -118,17 +73,14 @@ class Programs:
         """
         if config.exact:
             _check_has_exact_kernels(models, config)
-        self.graph, parameters = nnx.split(models)
-        self.leaves, self.treedef = jax.tree.flatten(parameters)
+        self.leaves = jax.tree.leaves(nnx.state(models))
+        self.lowering = Lowering(models, config, state, mesh)
         self.config = config
         self.mesh, self._replicated = mesh, replicated(mesh)
         self._settings = partial(own_settings, mesh.devices.flat[0])
-        self._links = peer_links(mesh)
         self._no_slab = jax.device_put(NO_GRAMMARS, self._replicated)
         self._slab = slab or (lambda: self._no_slab)
-        # Threads that compile read these alone: the arrays are gone once it is closed.
-        self._weights, self._state = _shapes(self.leaves), _shapes(state)
-        self._shape_without_slab = _shapes(self._no_slab)
+        self._shape_without_slab = shapes(self._no_slab)
         self.compiled: dict[Size, Callable] = {}
         self._serving: dict[Size, list[Size]] = {}
         self._num_searched = 0
@@ -147,7 +99,7 @@ class Programs:
     def compile_put_history(self) -> None:
         """Compiles what `put_history` needs; compiled again, it is found in JAX's cache."""
         with self._settings():
-            history = self._state.history
+            history = self.lowering.state.history
             tokens = jax.ShapeDtypeStruct(history.shape, history.dtype, sharding=self._replicated)
             put = jax.jit(_put_tokens, donate_argnums=0, out_shardings=self._replicated)
             self._put_history = put.lower(history, tokens).compile()
@@ -196,7 +148,7 @@ class Programs:
             self._changed.notify_all()
 
     def _compile(self, sizes: Sequence[Size], progress: bool) -> None:
-        lowered = {size: self._lower(size) for size in sizes}
+        lowered = {size: self.lowering.lower(size, self._shape_of_grammars(size)) for size in sizes}
         hidden = not progress or sys.stderr is None  # it is closed
         with (
             ExitStack() as interruptible,
@@ -204,7 +156,7 @@ class Programs:
         ):
             every = {}
             for size, program in lowered.items():
-                compile_it = partial(self._settings()(program.compile), self._compiler_options(size))
+                compile_it = partial(self._settings()(program.compile), self.lowering.options(size))
                 every[size] = interruptible.enter_context(Compiling(compile_it))
             for size, compiling in every.items():
                 self.compiled[size] = compiling.future.result()
@@ -253,11 +205,6 @@ class Programs:
         self.leaves.clear()
         self.__dict__.pop("_no_slab", None)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing can run any more."""
-        return self._is_closed
-
     def best(self, need: Size) -> Size | None:
         """The compiled size with the fewest rows that serves `need`; None if there is none."""
         return min(self.serving(need), key=self._cost, default=None)
@@ -283,11 +230,7 @@ class Programs:
 
     def _cost(self, size: Size) -> tuple[int, ...]:
         """Orders programs by their costs, as far as these are known without running them."""
-        return self.rows(size), size.mode, size.constraints.bit_count(), size.logprobs, size.scores
-
-    def rows(self, size: Size) -> int:
-        """Rows of the target's forward pass in a step."""
-        return size.slots * num_rows(size) + size.chunks * self.config.prefill_chunk
+        return self.lowering.rows(size), size.mode, size.constraints.bit_count(), size.logprobs, size.scores
 
     def enqueue(self, state: EngineState, words: Words, *, size: Size) -> tuple[EngineState, PackedOutcomes]:
         """Enqueues a program (see `run_steps` and `score_chunks`); donates the state. Its output is for
@@ -296,7 +239,7 @@ class Programs:
         Args:
           words: i32[N] of `pack`.
         """
-        return self.compiled[size](self.leaves, state, words, self.grammars(size), self._links)
+        return self.compiled[size](self.leaves, state, words, self.grammars(size), self.lowering.links)
 
     def grammars(self, size: Size) -> jax.Array:
         """The slab of grammars for a program; of size zero if it has none."""
@@ -312,7 +255,7 @@ class Programs:
     def compiled_decode(self, *, mode: SamplingMode) -> Any:
         """The largest decode program of `mode`, for its HLO and its memory analysis."""
         of_mode = [size for size in self.compiled if size.width and size.mode == mode and not size.chunks]
-        return self.compiled[max(of_mode, key=self.rows)]
+        return self.compiled[max(of_mode, key=self.lowering.rows)]
 
     def one_less(self) -> None:
         """Counts one program less for the background threads to compile."""
@@ -349,59 +292,25 @@ class Programs:
             self._background.remove(threading.current_thread())
             return None
 
-    def compile_next(self, size: Size) -> None:
-        """Compiles a program in the background, unless somebody else has or does."""
-        mine = self._claim([size])
-        try:
-            if mine and self.has_room():
-                with compilation_cache():
-                    self.compile_one(size)
-        finally:
-            self._end(mine)
+    def begin(self, size: Size) -> Callable[[], Callable] | None:
+        """What compiles a program without this object, and `end` is to follow; None if somebody else has or
+        does, if there is no room, or after `close`, which takes away the slab."""
+        if self._is_closed or not self._claim([size]):
+            return None
+        if not self.has_room():
+            self._end([size])
+            return None
+        return partial(self.lowering.compile, size, self._shape_of_grammars(size))
 
-    def compile_one(self, size: Size) -> None:
-        """Compiles one program."""
-        self.compiled[size] = self._lower(size).compile(self._compiler_options(size))
-
-    def _compiler_options(self, size: Size) -> dict[str, str | bool | int]:
-        return compiler_options(
-            self._weights,
-            rows=self.rows(size),
-            decodes=bool(size.width),
-            num_devices=self.mesh.size,
-            is_exact=self.config.exact,
-        )
-
-    @property
-    def compiler_options_of_phases(self) -> dict[str, str | bool | int]:
-        """XLA's options for a single phase of a step."""
-        return compiler_options((), rows=0, is_exact=self.config.exact)
-
-    def _lower(self, size: Size) -> Any:
-        def program(leaves, state, words, grammars, links):
-            with through_peers(links), exact(self.config.exact):
-                models = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
-                plan = Plan.unpack(words, size, self.config, grammars)
-                if size.scores:
-                    state, (logprobs, hidden) = score_chunks(models, plan, state)
-                    return state, pack_outcomes(logprobs, hidden)
-                state, outcomes = run_steps(models, plan, state)
-            return state, pack_outcomes(outcomes)
-
-        count = len(empty_plan(size, self.config))
-        words = jax.ShapeDtypeStruct((count,), np.int32, sharding=self._replicated)
-        # The state keeps its shardings, so that it can be donated and passed to the next dispatch.
-        kept = shardings(self._state)
-        places = (shardings(self._weights), kept, self._replicated, self._replicated, shardings(self._links))
-        program = on_shards(program, self.mesh, places, (kept, self._replicated))
-        program.__name__ = "decode" if size.width else "scores" if size.scores else "prompts"
-        return jax.jit(program, donate_argnums=1, out_shardings=(kept, self._replicated)).lower(
-            self._weights, self._state, words, self._shape_of_grammars(size), self._links
-        )
+    def end(self, size: Size, program: Callable | None) -> None:
+        """Takes the program that was begun; None if it does not compile."""
+        if program is not None:
+            self.compiled[size] = program
+        self._end([size])
 
     def _shape_of_grammars(self, size: Size) -> Any:
         has_slab = size.constraints & Constraints.GRAMMAR
-        return _shapes(self._slab()) if has_slab else self._shape_without_slab
+        return shapes(self._slab()) if has_slab else self._shape_without_slab
 
 
 def _check_has_exact_kernels(models: Models, config: ResolvedEngineConfig) -> None:
@@ -424,11 +333,6 @@ def _check_has_exact_kernels(models: Models, config: ResolvedEngineConfig) -> No
                 raise ConfigError(f"engine.exact on a CPU allows {MAX_ROWS} rows, and {name} is {count}")
 
 
-def _shapes(arrays: Any) -> Any:
-    """The arrays' shapes, dtypes and shardings, in the same tree."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays)
-
-
 def _put_tokens(history: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.where(tokens < 0, history, tokens)
 
@@ -444,11 +348,18 @@ def memory_mappings() -> tuple[int, float]:
 
 def _compile_in_background(programs: "weakref.ref[Programs]") -> None:
     while (alive := programs()) is not None and not is_ending() and (size := alive.next_left()) is not None:
-        # Larger programs serve the requests that a program left out would have served.
+        compile_it = program = None
         try:
-            alive.compile_next(size)
+            compile_it = alive.begin(size)
+            del alive  # else several threads keep it for one another, once its engine is dropped
+            if compile_it is not None:
+                with compilation_cache():
+                    program = compile_it()
         except Exception as error:
-            if not alive.is_closed:  # it takes away the slab, for example
-                _log.warning("the program for %s does not compile: %s", size, error)
-        alive.one_less()
-        del alive
+            # Larger programs serve the requests that this one would have served.
+            _log.warning("the program for %s does not compile: %s", size, error)
+        if (alive := programs()) is not None:
+            if compile_it is not None:
+                alive.end(size, program)
+            alive.one_less()
+            del alive

@@ -224,10 +224,10 @@ class EngineCore:
         while self._updates:
             self._updates.popleft().done.set_exception(self.error)
         self._drop_state()
-        self.grammars.close()
         for holder in ("_make_state", "target", "drafter"):  # they hold the weights, too
             self.__dict__.pop(holder, None)
         self.programs.close()
+        self.grammars.close()  # after the programs, which may be taking its shape
         while self.when_closed:
             self.when_closed.pop()()
 
@@ -351,7 +351,7 @@ class EngineCore:
         cold = set(self.programs.compiled) - self._warm if _needs_warming() else None
         if not cold:
             return False
-        size = min(cold, key=self.programs.rows)
+        size = min(cold, key=self.programs.lowering.rows)
         self._warm.add(size)
         self._run_alone(size, runs=2)
         return True
