@@ -10,18 +10,29 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from jaxspec import Engine, Generation, Request, SamplingParams
+from jaxspec.config import EngineConfig
 
 
 def parameters(function: Callable[..., Any]) -> set[str]:
-    """A function's parameters by name, without `self` and those that gather others (`*` and `**`)."""
-    gathering = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    found = inspect.signature(function).parameters.items()
-    return {name for name, parameter in found if parameter.kind not in gathering and name != "self"}
+    """A function's parameters by name, without `self`. Those of its dictionary of options count, but for the
+    fields of `SamplingParams` and `EngineConfig`, and what gathers others."""
+    names = set()
+    for each in inspect.signature(function).parameters.values():
+        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            names.add(each.name)
+        for options in get_args(each.annotation) if each.kind == each.VAR_KEYWORD else ():
+            known = [
+                own
+                for own in map(fields, (SamplingParams, EngineConfig))
+                if own <= options.__annotations__.keys()
+            ]
+            names |= set(options.__annotations__).difference(*known)
+    return names - {"self"}
 
 
 def fields(cls: type) -> set[str]:

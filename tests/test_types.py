@@ -18,6 +18,7 @@ import jaxspec
 from jaxspec import AsyncEngine, Engine, SamplingParams, inspect_steps
 from jaxspec.config import EngineConfig, EngineOptions
 from jaxspec.engine.rounds.options import (
+    AskOptions,
     GenerateOptions,
     ModelOptions,
     RequestOptions,
@@ -70,8 +71,8 @@ def parameters(function):
         (Engine.generate, GenerateOptions, {"n"}),
         (Engine.sample, SampleOptions, set()),
         (Engine.score, ScoreOptions, set()),
-        (Engine.stream, SamplingOptions, {"priority", "deadline"}),
-        (inspect_steps, SamplingOptions, set()),
+        (Engine.stream, AskOptions, {"priority", "deadline"}),
+        (inspect_steps, AskOptions, set()),
         (AsyncEngine.generate, RequestOptions, {"n"}),
         (AsyncEngine.sample, SampleOptions, set()),
         (AsyncEngine.score, ScoreOptions, set()),
@@ -79,10 +80,9 @@ def parameters(function):
     ],
 )
 def test_a_dictionary_of_options_has_those_of_its_function(function, options, apart):
-    template = {"raw", "chat_template_kwargs", "continue_final_message", "special_tokens_as_text"}
     found, named = parameters(function), types(options)
     assert named.items() <= found.items()
-    assert found.keys() - named.keys() <= apart | (template if options is SamplingOptions else set())
+    assert found.keys() - named.keys() <= apart
 
 
 @pytest.fixture(scope="module")

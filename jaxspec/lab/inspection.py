@@ -30,10 +30,11 @@ from jaxspec.engine.device.step import PHASES, Carry, Group, Models, constrain
 from jaxspec.engine.host.grammars import GrammarStore, PlacedGrammar
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.scheduler import Dispatch, Result, Scheduler
+from jaxspec.engine.rounds.options import AskOptions, split_options
 from jaxspec.files import Tokenizer
 from jaxspec.jax_settings import own_settings
 from jaxspec.lab import show
-from jaxspec.sampling import SamplingMode, SamplingOptions, SamplingParams, process_logits, required_mode
+from jaxspec.sampling import SamplingMode, SamplingParams, process_logits, required_mode
 from jaxspec.sharding import replicated
 
 if TYPE_CHECKING:  # optional, and slow to import
@@ -174,12 +175,7 @@ def inspect_steps(
     engine: Engine,
     prompt: Prompt,
     params: Params = None,
-    *,
-    raw: bool = False,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    continue_final_message: bool = False,
-    special_tokens_as_text: bool = False,
-    **sampling: Unpack[SamplingOptions],
+    **options: Unpack[AskOptions],
 ) -> Inspection:
     """Answers one prompt step by step and records every step.
 
@@ -197,14 +193,8 @@ def inspect_steps(
     """
     if engine.core.error is not None:
         raise EngineError(str(engine.core.error))
-    request = engine.make_request(
-        prompt,
-        SamplingParams.merge(params, sampling),
-        raw=raw,
-        chat_template_kwargs=chat_template_kwargs,
-        continue_final_message=continue_final_message,
-        special_tokens_as_text=special_tokens_as_text,
-    )
+    how, sampling = split_options(options)
+    request = engine.make_request(prompt, SamplingParams.merge(params, sampling), **how)
     try:
         with own_settings(engine.core.device), compilation_cache(), engine.core.weights_lock:
             steps = list(_Run(engine, request).steps())

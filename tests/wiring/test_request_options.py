@@ -126,8 +126,7 @@ def test_inspection_asks_for_what_it_was_asked_for(engine, plain, monkeypatch):
         options = change.options(name, plain)
         with suppress(InterruptedError):
             inspect_steps(engine, PROMPT, **options, raw=True)
-        raw = {"raw": True, "chat_template_kwargs": None, **dict.fromkeys([*GO_ON, *AS_TEXT], False)}
-        assert made.pop() == (PROMPT, SamplingParams(**options), raw)
+        assert made.pop() == (PROMPT, SamplingParams(**options), {"raw": True})
     assert make(PROMPT, SamplingParams(), raw=True)
 
 
@@ -149,8 +148,9 @@ def test_no_option_of_a_request_is_without_a_test():
     assert_complete("AsyncEngine.generate", parameters(AsyncEngine.generate), *asked)
     assert_complete("Engine.sample", parameters(Engine.sample), {"prompts"}, ASKED - {"prompt"}, ARRAYS)
     assert_complete("Engine.score", parameters(Engine.score), {"sequences"}, SCORED)
-    assert_complete("AsyncEngine.sample", parameters(AsyncEngine.sample), {"prompts", "params"})
-    assert_complete("AsyncEngine.score", parameters(AsyncEngine.score), {"sequences"})
+    arrays = {"prompts"}, ASKED - {"prompt"}, ARRAYS
+    assert_complete("AsyncEngine.sample", parameters(AsyncEngine.sample), *arrays)
+    assert_complete("AsyncEngine.score", parameters(AsyncEngine.score), {"sequences"}, SCORED)
     assert_complete("AsyncEngine.stream", parameters(AsyncEngine.stream), ASKED, MADE)
     assert_complete("AsyncEngine", parameters(AsyncEngine), {"engine", "max_unfinished"})
     assert_complete("inspect_steps", parameters(inspect_steps), {"engine"}, ASKED)

@@ -1,7 +1,7 @@
 """An engine for asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -15,18 +15,15 @@ from jaxspec.engine.api.scores import Scores, score_call
 from jaxspec.engine.errors import QueueFullError
 from jaxspec.engine.host.answer import Delta, Generation
 from jaxspec.engine.host.request import Listener, Request
-from jaxspec.engine.rounds.options import RequestOptions, SampleOptions, ScoreOptions
-from jaxspec.sampling import ManySamplingOptions, SamplingOptions, SamplingParams
-
-_OF_ARRAYS = (
-    "n",
-    "length",
-    "raw",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "special_tokens_as_text",
+from jaxspec.engine.rounds.options import (
+    AskOptions,
+    GenerateOptions,
+    RequestOptions,
+    SampleOptions,
+    ScoreOptions,
+    split_options,
 )
-"""Options of `Engine.sample` that are no sampling parameters."""
+from jaxspec.sampling import SamplingParams
 
 
 class AsyncEngine:
@@ -58,22 +55,12 @@ class AsyncEngine:
     # A string is a sequence of strings, too, and checkers take the first that fits.
     @overload
     async def generate(  # type: ignore[overload-overlap]
-        self,
-        prompts: Prompt,
-        params: Params = ...,
-        *,
-        n: None = ...,
-        **options: Unpack[RequestOptions],
+        self, prompts: Prompt, params: Params = ..., *, n: None = ..., **options: Unpack[RequestOptions]
     ) -> Generation: ...
 
     @overload
     async def generate(  # type: ignore[overload-overlap]
-        self,
-        prompts: Prompt,
-        params: Params = ...,
-        *,
-        n: int,
-        **options: Unpack[RequestOptions],
+        self, prompts: Prompt, params: Params = ..., *, n: int, **options: Unpack[RequestOptions]
     ) -> list[Generation]: ...
 
     @overload
@@ -101,16 +88,11 @@ class AsyncEngine:
         prompts: Prompt | Sequence[Prompt],
         params: Params | Sequence[Params] = None,
         *,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        special_tokens_as_text: bool = False,
         n: int | None = None,
-        best_of: int | None = None,
         id: int | str | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        **sampling: Unpack[ManySamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Generation | list[Any]:
         """Answers one prompt, or several; with `n`, each of them several times.
 
@@ -128,15 +110,7 @@ class AsyncEngine:
           EngineError: the engine is closed, or its device failed for good.
         """
         make = partial(self.engine.make_request, id=id, priority=priority, deadline=deadline)
-        template: dict[str, Any] = {
-            "raw": raw,
-            "chat_template_kwargs": chat_template_kwargs,
-            "continue_final_message": continue_final_message,
-            "special_tokens_as_text": special_tokens_as_text,
-        }
-        return await self._answer(
-            lambda: generate_call(make, prompts, params, sampling, n=n, best_of=best_of, **template)
-        )
+        return await self._answer(lambda: generate_call(make, prompts, params, n=n, **options))
 
     async def sample(
         self,
@@ -149,9 +123,7 @@ class AsyncEngine:
         Raises:
           QueueFullError: more than `max_unfinished` requests would not have ended; nothing was queued.
         """
-        given: dict[str, Any] = {**options}
-        how = {name: given.pop(name) for name in _OF_ARRAYS if name in given}
-        return await self._answer(lambda: sample_call(self.engine, prompts, params, given, **how))
+        return await self._answer(lambda: sample_call(self.engine, prompts, params, **options))
 
     async def score(self, sequences: Prompt | Sequence[Prompt], **options: Unpack[ScoreOptions]) -> Scores:
         """The log-probability of every token of some sequences; arguments and errors as in `Engine.score`.
@@ -166,15 +138,11 @@ class AsyncEngine:
         prompt: Prompt,
         params: Params = None,
         *,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        special_tokens_as_text: bool = False,
         is_streamed: bool = True,
         id: int | str | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[AskOptions],
     ) -> AsyncIterator[Delta]:
         """Answers one prompt piece by piece; the last piece carries the whole Generation.
 
@@ -188,6 +156,7 @@ class AsyncEngine:
           ValueError: something about the prompt or the parameters.
           EngineError: the engine is closed, or its device failed for good.
         """
+        how, sampling = split_options(options)
         with self.reserve(1):
             # Tokenising a long prompt takes a while and must not block the event loop.
             request = await asyncio.to_thread(
@@ -195,14 +164,11 @@ class AsyncEngine:
                     self.engine.make_request,
                     prompt,
                     SamplingParams.merge(params, sampling),
-                    raw=raw,
-                    chat_template_kwargs=chat_template_kwargs,
-                    continue_final_message=continue_final_message,
-                    special_tokens_as_text=special_tokens_as_text,
                     is_streamed=is_streamed,
                     id=id,
                     priority=priority,
                     deadline=deadline,
+                    **how,
                 )
             )
             async with aclosing(self.follow([request])) as pieces:

@@ -42,7 +42,15 @@ from jaxspec.engine.host.grammars import GrammarStore
 from jaxspec.engine.host.metrics import Metric, metrics
 from jaxspec.engine.host.request import Listener, Request
 from jaxspec.engine.rounds.core import EngineCore
-from jaxspec.engine.rounds.options import GenerateOptions, Layer, Lengths
+from jaxspec.engine.rounds.options import (
+    AskManyOptions,
+    AskOptions,
+    GenerateOptions,
+    Layer,
+    Lengths,
+    PromptOptions,
+    split_options,
+)
 from jaxspec.engine.rounds.thread import EngineThread
 from jaxspec.engine.rounds.weights import InFlight, WeightUpdate, plan_weight_update
 from jaxspec.files import CheckpointError, Tokenizer
@@ -52,7 +60,6 @@ from jaxspec.sampling import (
     Asked,
     Constraints,
     Kind,
-    ManySamplingOptions,
     SamplingMode,
     SamplingOptions,
     SamplingParams,
@@ -177,22 +184,12 @@ class Engine:
     # A string is a sequence of strings, too, and checkers take the first that fits.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self,
-        prompts: Prompt,
-        params: Params = ...,
-        *,
-        n: None = ...,
-        **options: Unpack[GenerateOptions],
+        self, prompts: Prompt, params: Params = ..., *, n: None = ..., **options: Unpack[GenerateOptions]
     ) -> Generation: ...
 
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self,
-        prompts: Prompt,
-        params: Params = ...,
-        *,
-        n: int,
-        **options: Unpack[GenerateOptions],
+        self, prompts: Prompt, params: Params = ..., *, n: int, **options: Unpack[GenerateOptions]
     ) -> list[Generation]: ...
 
     @overload
@@ -220,13 +217,8 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         params: Params | Sequence[Params] = None,
         *,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        special_tokens_as_text: bool = False,
         n: int | None = None,
-        best_of: int | None = None,
-        **sampling: Unpack[ManySamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Generation | list[Any]:
         """Answers one prompt, or several in one batch; with `n`, each of them several times.
 
@@ -263,18 +255,7 @@ class Engine:
             was asked for would have no effect; nothing has been generated.
           EngineError: the engine is closed, or its device failed for good.
         """
-        call = generate_call(
-            self.make_request,
-            prompts,
-            params,
-            sampling,
-            n=n,
-            best_of=best_of,
-            raw=raw,
-            chat_template_kwargs=chat_template_kwargs,
-            continue_final_message=continue_final_message,
-            special_tokens_as_text=special_tokens_as_text,
-        )
+        call = generate_call(self.make_request, prompts, params, n=n, **options)
         generations = dict(self.run(call.requests))
         return call.finish([generations[i] for i in range(len(generations))])
 
@@ -285,11 +266,7 @@ class Engine:
         *,
         n: int = 1,
         length: int | None = None,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        special_tokens_as_text: bool = False,
-        **sampling: Unpack[ManySamplingOptions],
+        **options: Unpack[AskManyOptions],
     ) -> Samples:
         """Draws samples for a training step, as arrays of JAX.
 
@@ -307,19 +284,7 @@ class Engine:
           ValueError: as `generate`, or a sample may be longer than `length`.
           EngineError: a sample was aborted or has failed, or the engine is closed.
         """
-        call = sample_call(
-            self,
-            prompts,
-            params,
-            sampling,
-            n=n,
-            length=length,
-            raw=raw,
-            chat_template_kwargs=chat_template_kwargs,
-            continue_final_message=continue_final_message,
-            special_tokens_as_text=special_tokens_as_text,
-        )
-        return self._answer(call)
+        return self._answer(sample_call(self, prompts, params, n=n, length=length, **options))
 
     def score(
         self,
@@ -359,13 +324,9 @@ class Engine:
         prompt: Prompt,
         params: Params = None,
         *,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        special_tokens_as_text: bool = False,
         priority: int = 0,
         deadline: float | None = None,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[AskOptions],
     ) -> Iterator[Delta]:
         """Answers one prompt piece by piece; the last piece carries the whole Generation.
 
@@ -379,16 +340,10 @@ class Engine:
           ValueError: at the call, as `generate`.
           EngineError: while iterating: the engine is closed, or its device failed for good.
         """
+        how, sampling = split_options(options)
+        params = SamplingParams.merge(params, sampling)
         request = self.make_request(
-            prompt,
-            SamplingParams.merge(params, sampling),
-            raw=raw,
-            chat_template_kwargs=chat_template_kwargs,
-            continue_final_message=continue_final_message,
-            special_tokens_as_text=special_tokens_as_text,
-            is_streamed=True,
-            priority=priority,
-            deadline=deadline,
+            prompt, params, is_streamed=True, priority=priority, deadline=deadline, **how
         )
         return self._stream(request)
 
@@ -676,14 +631,11 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        special_tokens_as_text: bool = False,
         is_streamed: bool = False,
         id: int | str | None = None,
         priority: int = 0,
         deadline: float | None = None,
+        **how: Unpack[PromptOptions],
     ) -> Request:
         """Checks a prompt and its parameters, and makes a request from them.
 
@@ -701,14 +653,7 @@ class Engine:
           ValueError: as `generate`, or the priority is not an integer, or the deadline not above 0.
         """
         ids = encode_prompt(
-            prompt,
-            self.tokenizer,
-            raw=raw,
-            vocab_size=self.vocab_size,
-            max_tokens=self.max_model_len,
-            chat_template_kwargs=chat_template_kwargs,
-            continue_final_message=continue_final_message,
-            special_tokens_as_text=special_tokens_as_text,
+            prompt, self.tokenizer, vocab_size=self.vocab_size, max_tokens=self.max_model_len, **how
         )
         max_new_tokens = num_new_tokens(params, len(ids), self.config)
         check_mode(params, self.core.modes)

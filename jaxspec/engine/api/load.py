@@ -28,12 +28,12 @@ from jaxspec.engine.api.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.engine.api.samples import Params, check_count, params_of_prompts
 from jaxspec.engine.device.compilation_cache import compilation_cache
 from jaxspec.engine.host.answer import Generation
-from jaxspec.engine.rounds.options import ModelOptions
+from jaxspec.engine.rounds.options import GenerateOptions, ModelOptions, split_options
 from jaxspec.engine.rounds.weights import follow
 from jaxspec.files import Checkpoint, open_checkpoint
 from jaxspec.jax_settings import Device, choose_devices, own_settings, platform
 from jaxspec.models.target import plan_target, plan_weights, target_config
-from jaxspec.sampling import ManySamplingOptions, SamplingMode, required_mode
+from jaxspec.sampling import SamplingMode, required_mode
 from jaxspec.sharding import make_mesh
 from jaxspec.weights.array_weights import batches, finite_check, overwrite
 from jaxspec.weights.memory import Names
@@ -207,12 +207,7 @@ def generate(  # type: ignore[overload-overlap]
 
 @overload
 def generate(  # type: ignore[overload-overlap]
-    prompts: Prompt,
-    model: str | Path = ...,
-    *,
-    params: Params = ...,
-    n: int,
-    **options: Unpack[ModelOptions],
+    prompts: Prompt, model: str | Path = ..., *, params: Params = ..., n: int, **options: Unpack[ModelOptions]
 ) -> list[Generation]: ...
 
 
@@ -243,17 +238,12 @@ def generate(
     model: str | Path = DEFAULT_MODEL,
     *,
     params: Params | Sequence[Params] = None,
-    raw: bool = False,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    continue_final_message: bool = False,
-    special_tokens_as_text: bool = False,
     n: int | None = None,
-    best_of: int | None = None,
     drafter: DrafterChoice | None = None,
     device: Device | None = None,
     progress: bool = True,
     engine: EngineOptions | None = None,
-    **sampling: Unpack[ManySamplingOptions],
+    **options: Unpack[GenerateOptions],
 ) -> Generation | list[Any]:
     """Loads a model and answers one prompt or several. For more than one call, use `load`.
 
@@ -274,20 +264,12 @@ def generate(
     """
     every = as_prompts(prompts)
     number = None if is_one_prompt(prompts) else len(every)
-    drawn = check_count("best_of", best_of, check_count("n", n))
+    drawn = check_count("best_of", options.get("best_of"), check_count("n", n))
+    _, sampling = split_options(options)
+    sampling.pop("best_of", None)
     asked, _ = params_of_prompts(params, sampling, number)
     sizes: EngineOptions = {"batch_size": max(1, min(len(every) * drawn, 8)), **(engine or {})}
     mode = max(map(required_mode, asked), default=SamplingMode.GREEDY)
     loaded = load(model, drafter=drafter, device=device, sampling_modes=(mode,), progress=progress, **sizes)
     ask: Any = loaded.generate  # too many unions for its overloads
-    return ask(
-        prompts,
-        params,
-        raw=raw,
-        chat_template_kwargs=chat_template_kwargs,
-        continue_final_message=continue_final_message,
-        special_tokens_as_text=special_tokens_as_text,
-        n=n,
-        best_of=best_of,
-        **sampling,
-    )
+    return ask(prompts, params, n=n, **options)

@@ -71,9 +71,9 @@ def encode_prompt(
     prompt: Prompt,
     tokenizer: Tokenizer | None,
     *,
-    raw: bool,
     vocab_size: int,
     max_tokens: int,
+    raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
     special_tokens_as_text: bool = False,
@@ -84,10 +84,10 @@ def encode_prompt(
     template. Token ids are used unchanged.
 
     Args:
-      raw: tokenise a string as it is, without the chat template. It may begin with the beginning-of-text
-        token or not; there is one in the ids.
       max_tokens: a text that is clearly longer is refused before all of it is tokenised; the ids of others
         may still be more than this.
+      raw: tokenise a string as it is, without the chat template. It may begin with the beginning-of-text
+        token or not; there is one in the ids.
       chat_template_kwargs: arguments of the chat template.
       continue_final_message: the last message is the beginning of the answer; the ids end with it.
       special_tokens_as_text: special tokens in texts, messages and arguments of the template are text; only

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from jaxspec.engine.api.calls import Call, check_answers
 from jaxspec.engine.api.prompts import Prompt, as_prompts, is_one_prompt
 from jaxspec.engine.host.answer import Generation
 from jaxspec.engine.host.request import Request
+from jaxspec.engine.rounds.options import AskManyOptions, split_options
 from jaxspec.errors import OneLineError
 from jaxspec.sampling import SamplingParams, sample_seed
 from jaxspec.sharding import leaving
@@ -83,25 +84,24 @@ def generate_call(
     make: Callable[..., Request],
     prompts: Prompt | Sequence[Prompt],
     params: Params | Sequence[Params],
-    sampling: Mapping[str, Any],
     *,
     n: int | None,
-    best_of: int | None,
-    **template: Any,
+    best_of: int | None = None,
+    **options: Unpack[AskManyOptions],
 ) -> Call[Any]:
     """The requests of `Engine.generate`, which has its arguments and errors.
 
     Args:
       make: `Engine.make_request`.
-      template: how it is to make a prompt.
     """
+    how, sampling = split_options(options)
     every, is_one = as_prompts(prompts), is_one_prompt(prompts)
     wanted = check_count("n", n)
     drawn = check_count("best_of", best_of, wanted)
     each, have_own = params_of_prompts(params, sampling, None if is_one else len(every))
     _check_differ("n" if best_of is None else "best_of", drawn, each)
     each = each if best_of is None else list(map(with_logprobs, each))
-    requests = make_samples(every, each, drawn, partial(make, **template), make, have_own=have_own)
+    requests = make_samples(every, each, drawn, partial(make, **how), make, have_own=have_own)
 
     def finish(generations: Sequence[Generation]) -> Any:
         answers: list[Any] = []
@@ -118,17 +118,13 @@ def sample_call(
     engine: Any,
     prompts: Prompt | Sequence[Prompt],
     params: Params | Sequence[Params],
-    sampling: Mapping[str, Any],
     *,
     n: int = 1,
     length: int | None = None,
-    **template: Any,
+    **options: Unpack[AskManyOptions],
 ) -> Call[Samples]:
-    """The requests of the method `sample` of an Engine, which has these arguments and their errors.
-
-    Args:
-      template: as for `generate_call`.
-    """
+    """The requests of the method `sample` of an Engine, which has these arguments and their errors."""
+    how, sampling = split_options(options)
     make = engine.make_request
     every = as_prompts(prompts)
     count = check_count("n", n)
@@ -137,7 +133,7 @@ def sample_call(
     if any(own.logprobs for own in each):
         raise OneLineError("logprobs: samples have those of their own tokens, and no others")
     each = list(map(with_logprobs, each))
-    requests = make_samples(every, each, count, partial(make, **template), make, have_own=have_own)
+    requests = make_samples(every, each, count, partial(make, **how), make, have_own=have_own)
     longest = max((len(request.prompt) + request.max_new_tokens for request in requests), default=0)
     size = check_count("length", length, longest)
     for request in requests:
