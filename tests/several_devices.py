@@ -366,11 +366,6 @@ def weights():
     return result
 
 
-def turned(tree):
-    """With the layers in each other's place."""
-    return tree | {"layers": {0: tree["layers"][1], 1: tree["layers"][0]}}
-
-
 def renamed(array):
     """The same memory, over a mesh whose axis has another name."""
     mesh = Mesh(array.sharding.mesh.devices, ("other",))
@@ -379,7 +374,6 @@ def renamed(array):
 
 
 OWN = {
-    "turned": turned,
     "in another mesh": partial(jax.tree.map, renamed),
     "on the first device": lambda tree: jax.device_put(tree, jax.devices()[0]),
     "whole": lambda tree: jax.device_put(tree, NamedSharding(make_mesh(2), PartitionSpec())),

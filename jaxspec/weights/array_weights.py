@@ -328,11 +328,15 @@ def overwrite(every: Sequence[Batch]) -> dict[int, jax.Array]:
       The new array of every old one's `id`.
 
     Raises:
-      CheckpointError: an array has been deleted since; nothing has been written then.
+      CheckpointError: an array has been deleted since, or is another parameter's; nothing is written then.
     """
     check_there([parameter for batch in every for parameter in batch.parameters])
+    every = [
+        Batch(batch.conversion, [each for each in batch.parameters if not _is_kept(each)]) for batch in every
+    ]
+    shared = _in_own_memory([parameter for batch in every for parameter in batch.parameters])
     replaced: dict[int, jax.Array] = {}
-    for batch in _before_they_are_gone(every):
+    for batch in _with_copies(every, shared):
         old = [array_of(variable) for variable, _ in batch.parameters]
         for (variable, _), before, after in zip(batch.parameters, old, batch.read(old), strict=True):
             variable.set_value(after)
@@ -340,57 +344,39 @@ def overwrite(every: Sequence[Batch]) -> dict[int, jax.Array]:
     return replaced
 
 
-def _before_they_are_gone(every: Sequence[Batch]) -> Iterator[Batch]:
-    """Batches in an order in which nothing that is still to be read has been overwritten.
-
-    A tree may hold the network's own arrays, or others that share their memory, in other places. Parameters
-    made of such come first, one at a time, each before those that it reads. Where they read one another in a
-    circle, as two layers that change places, one of them reads a copy, which goes before there is a next.
-    """
-    changing = [
-        Batch(batch.conversion, [each for each in batch.parameters if not _is_kept(each)]) for batch in every
-    ]
-    place = {
-        pointer: id(variable)
-        for batch in changing
-        for variable, _ in batch.parameters
-        for pointer in _pointers(array_of(variable))
-    }
-    readers: dict[int, Batch] = {}
-    reads: dict[int, set[int]] = {}
-    for batch in changing:
+def _with_copies(every: Sequence[Batch], shared: Collection[int]) -> Iterator[Batch]:
+    """The batches; what would be read while it is overwritten is copied, one parameter after another."""
+    for batch in every:
         for variable, stored in batch.parameters:
-            read = [pointer for array in _jax_arrays(stored) for pointer in _pointers(array)]
-            if found := {place[pointer] for pointer in read if pointer in place}:
-                readers[id(variable)] = Batch(batch.conversion, [(variable, stored)])
-                reads[id(variable)] = found
-    waiting = {i: {reader for reader in readers if i in reads[reader]} for i in readers}
-    last: nnx.Variable | None = None
-    while waiting:
-        free = next((i for i, by in waiting.items() if not by), None)
-        if free is not None:
-            yield readers.pop(free)
-            del waiting[free]
-        else:
-            free = _on_circle(waiting)
-            if last is not None:
-                jax.block_until_ready(array_of(last))
-            ((last, stored),) = readers[free].parameters
-            readers[free] = Batch(readers[free].conversion, [(last, list(map(_copied, stored)))])
-        for by in waiting.values():
-            by.discard(free)
-    for batch in changing:
-        yield Batch(batch.conversion, [each for each in batch.parameters if id(each[0]) not in reads])
+            if id(variable) in shared:
+                yield Batch(batch.conversion, [(variable, list(map(_copied, stored)))])
+                jax.block_until_ready(array_of(variable))  # which frees the copy
+        yield Batch(batch.conversion, [each for each in batch.parameters if id(each[0]) not in shared])
 
 
-def _on_circle(waiting: Mapping[int, Collection[int]]) -> int:
-    """One of the parameters that wait for one another, each of which waits for some."""
-    seen: set[int] = set()
-    i = next(iter(waiting))
-    while i not in seen:
-        seen.add(i)
-        i = next(iter(waiting[i]))
-    return i
+def _in_own_memory(parameters: Parameters) -> set[int]:
+    """The `id` of each variable whose new value lies in the memory of its old one.
+
+    Raises:
+      CheckpointError: a new value lies in the memory of another parameter, which may be overwritten first.
+    """
+    owners: dict[int, list[nnx.Variable]] = {}
+    for variable, _ in parameters:
+        for pointer in _pointers(array_of(variable)):
+            owners.setdefault(pointer, []).append(variable)
+    own = set()
+    for variable, stored in parameters:
+        for pointer in (pointer for array in _jax_arrays(stored) for pointer in _pointers(array)):
+            of = owners.get(pointer, [])
+            if any(each is variable for each in of):
+                own.add(id(variable))
+            elif of:
+                name, other = (each.get_metadata("source").tensors[0][0] for each in (variable, of[0]))
+                raise CheckpointError(
+                    f"weights: the array of {name!r} is the engine's own of {other!r}, which is overwritten; "
+                    "pass a copy"
+                )
+    return own
 
 
 def _is_kept(parameter: tuple[nnx.Variable, list[TensorSource]]) -> bool:

@@ -283,15 +283,16 @@ def test_a_parameter_takes_the_place_of_the_old_one(engine, files):
     assert all(leaf.is_deleted() for leaf in old)
 
 
-def test_the_engines_own_arrays_may_come_back_in_other_places(engine, files, prompts):
+def test_the_engines_own_arrays_in_other_places_must_be_copies(engine, files, prompts):
     engine.update_weights(changed(files / "target", 4))
+    before = answers(engine, prompts)
     tree = nnx.to_pure_dict(engine.weights)
     tree["layers"][0], tree["layers"][1] = tree["layers"][1], tree["layers"][0]
-    copied = jax.tree.map(jnp.copy, tree)
-    engine.update_weights(tree)
-    expected = answers(engine, prompts)
-    engine.update_weights(copied)
-    assert answers(engine, prompts) == expected
+    with pytest.raises(CheckpointError, match="is the engine's own of"):
+        engine.update_weights(tree)
+    assert answers(engine, prompts) == before
+    engine.update_weights(jax.tree.map(jnp.copy, tree))
+    assert answers(engine, prompts) != before
 
 
 def test_what_depends_on_weights_is_forgotten(engine, files, prompts):

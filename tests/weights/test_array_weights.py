@@ -106,36 +106,43 @@ def test_copies_from_elsewhere_are_made_for_one_batch_at_a_time(seven_layers, mo
     assert not events
 
 
-def turned(layers):
-    """Each in the place of the next, in two circles."""
-    return [*layers[1:4], layers[0], *layers[5:], layers[4]]
-
-
-def in_line(layers):
-    """Some in two places, and some in none."""
-    return [*layers[1:], layers[-1]]
+def moved(layers):
+    """Each in the place of the next."""
+    return [*layers[1:], layers[0]]
 
 
 def mixed(layers):
     """Half of each in the next one's place."""
     return [
-        layer | {"attention": other["attention"]} for layer, other in zip(layers, turned(layers), strict=True)
+        layer | {"attention": other["attention"]} for layer, other in zip(layers, moved(layers), strict=True)
     ]
 
 
-def shared(layers):
-    """Each in its own place, as another array of the same memory."""
-    place = NamedSharding(jax.make_mesh((1,), ("other",)), PartitionSpec())
-    return jax.device_put(layers, place)
+@pytest.mark.parametrize("move", [moved, mixed])
+def test_own_arrays_in_other_places_are_refused_before_anything_is_written(seven_layers, move):
+    """The others would be overwritten before they are read."""
+    target, _ = seven_layers
+    tree = nnx.to_pure_dict(nnx.state(target))
+    before = jax.tree.map(lambda leaf: np.array(leaf, copy=True), tree)
+    tree["layers"] = dict(enumerate(move([tree["layers"][i] for i in range(7)])))
+    every = batches(plan_target_update(target, tree, None))
+    with pytest.raises(
+        CheckpointError, match=r"weights: the array of .* is the engine's own of .*pass a copy"
+    ):
+        overwrite(every)
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(target)), before)
+    tree = jax.tree.map(jnp.copy, tree)
+    expected = jax.tree.map(lambda leaf: np.array(leaf, copy=True), tree)
+    overwrite(batches(plan_target_update(target, tree, None)))
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(target)), expected)
 
 
-@pytest.mark.parametrize("move", [turned, in_line, mixed, shared])
-def test_own_arrays_come_back_in_other_places(seven_layers, monkeypatch, move):
+def test_own_arrays_come_back_in_their_places_as_other_arrays_of_the_same_memory(seven_layers, monkeypatch):
     """With memory for a copy of one of them, and never of all."""
     target, _ = seven_layers
     tree = nnx.to_pure_dict(nnx.state(target))
-    layers = [tree["layers"][i] for i in range(7)]
-    tree["layers"] = dict(enumerate(move(layers)))
+    place = NamedSharding(jax.make_mesh((1,), ("other",)), PartitionSpec())
+    tree["layers"] = jax.device_put(tree["layers"], place)
     expected = jax.tree.map(lambda leaf: np.array(leaf, copy=True), tree)
     largest = max(leaf.nbytes for leaf in leaves(target))
     peaks, read = [], array_weights.Batch.read
