@@ -226,7 +226,7 @@ def assert_scored(engine: Engine, answers: Iterable[Generation], **asked: Any) -
 
 def compile_all(engine: Engine) -> None:
     """Compiles the programs that engines compile in the background, which conftest.py turns off."""
-    left = [size for size in engine.core.later_sizes if size not in engine.programs.compiled]
+    left = [size for size in engine.core.preparation.sizes[1] if size not in engine.programs.compiled]
     engine.programs.compile(left, progress=False)
 
 

@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[1]
 SLOW = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from jaxspec.engine.rounds.core import EngineCore
+from jaxspec.engine.rounds.preparation import Preparation
 from jaxspec.engine.device.lowering import Lowering
 from programs_when_run import compile_only_what_runs
 
@@ -40,7 +40,7 @@ if {ahead}:
     Lowering.lower = lambda lowering, size, grammars: Slow()
 else:
     compile_only_what_runs()
-    EngineCore._prepare = lambda core, *wanted: Slow().compile(None)
+    Preparation._prepare = lambda preparation, *wanted: Slow().compile(None)
 """
 LIBRARY = """
 exec(open({slow!r}).read())
@@ -102,7 +102,7 @@ def test_a_program_that_a_thread_has_taken_as_its_engine_closes_is_left_out(
 def test_an_engine_that_is_closed_compiles_no_more(tiny_config, compiled_behind, monkeypatch):
     monkeypatch.setattr(programs_module.os, "cpu_count", lambda: 1)
     engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",))
-    programs, sizes = engine.programs, engine.core.later_sizes
+    programs, sizes = engine.programs, engine.core.preparation.sizes[1]
     engine.close()
     before = len(programs.compiled)
     programs.compile_in_background(sizes)

@@ -80,7 +80,7 @@ def assert_exact(forward, answer, params):
 def test_drafters(tiny_engines, prompts, forward, monkeypatch, name, sampling):
     engine = tiny_engines.load(name, 3, sampling_modes=modes_of("full", name))
     params = params_of(sampling)
-    engine.core.prepare(EVERYTHING)
+    engine.core.preparation.prepare(EVERYTHING)
     engine.forget_prefixes()
     together, cached = engine.generate(prompts, params), engine.generate(prompts, params)
     assert any(answer.cached_tokens for answer in cached)
@@ -116,7 +116,7 @@ def test_samples_have_the_distribution_that_is_reported(engines_of, prompts, kin
 def test_constrained_drafts_are_not_wasted(tiny_engines, prompts):
     """A drafter that is the target itself drafts what the target accepts, whatever changes its logits."""
     engine = tiny_engines.load("self", 3)
-    engine.core.prepare(EVERYTHING._replace(logprobs=Logprobs.NONE))
+    engine.core.preparation.prepare(EVERYTHING._replace(logprobs=Logprobs.NONE))
     for way in (ASKED[0], ASKED[1], ASKED[3], ASKED[6]):
         stats = engine.generate(prompts[2], max_new_tokens=LENGTH, ignore_eos=True, **way).stats
         assert stats.accepted > 0.95 * stats.drafted
@@ -137,7 +137,7 @@ def test_several_steps_in_a_dispatch(tiny_engines, prompts, forward):
     engine = tiny_engines.load(
         "ngram", 3, steps_per_dispatch=4, prefill_batch_size=3, mixed_prefill_tokens=16
     )
-    engine.core.prepare(EVERYTHING)
+    engine.core.preparation.prepare(EVERYTHING)
     engine.forget_prefixes()
     params = params_of({})
     for answer, own in zip(engine.generate(prompts, params), params, strict=True):

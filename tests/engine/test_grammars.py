@@ -117,7 +117,7 @@ def test_drafters(load, prompts, forward_of, monkeypatch, name, sampling):
     kind = ONCE[name]
     engine = load(name, 3, attention=kind, sampling_modes=modes_of(kind, name))
     params = params_of(sampling)
-    engine.core.prepare(EVERYTHING)
+    engine.core.preparation.prepare(EVERYTHING)
     engine.forget_prefixes()
     together, cached = engine.generate(prompts, params), engine.generate(prompts, params)
     alone = [engine.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]

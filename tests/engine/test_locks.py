@@ -63,13 +63,13 @@ LOCKS = {
         ["jaxspec.lab.training.adapter:_TrainedHead._present", "jaxspec.engine.rounds.core:overwrite"],
         [train, update_while_it_trains],
     ),
-    "core._preparing, of requests": (
+    "core.preparation._preparing, of requests": (
         ["jaxspec.engine.device.programs:Programs.compile"],
-        [lambda engine: engine.core.prepare(Asked.of(SamplingParams(logit_bias={3: 1})))] * 2,
+        [lambda engine: engine.core.preparation.prepare(Asked.of(SamplingParams(logit_bias={3: 1})))] * 2,
     ),
-    "core._preparing, of scores": (
+    "core.preparation._preparing, of scores": (
         ["jaxspec.engine.device.programs:Programs.compile"],
-        [lambda engine: engine.core.prepare_scores(Logprobs.TOP, (1,))] * 2,
+        [lambda engine: engine.core.preparation.prepare_scores(Logprobs.TOP, (1,))] * 2,
     ),
     "head.lock": (
         ["jaxspec.lab.training.adapter:_TrainedHead.update"],

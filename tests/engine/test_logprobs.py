@@ -131,7 +131,7 @@ def test_prompts_beside_answers_where_only_some_programs_are_compiled(tiny_engin
     silent = [{"max_new_tokens": 8 + 3 * i} for i in range(len(prompts))]
     mixed = [{**own, "logprobs": 20} if i > 3 else own for i, own in enumerate(silent)]
     expected = tokens_of(engine.generate(prompts, silent))
-    beside = [size for size in engine.core.later_sizes if size.width and size.chunks]
+    beside = [size for size in engine.core.preparation.sizes[1] if size.width and size.chunks]
     errors, recover = [], engine.core._recover
     monkeypatch.setattr(engine.core, "_recover", lambda error: errors.append(error) or recover(error))
     for sizes in ([], [replace(size, logprobs=Logprobs.TOP) for size in beside], beside):

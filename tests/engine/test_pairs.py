@@ -124,7 +124,7 @@ def test_the_compiled_loop_drafts_what_the_host_driven_one_does(engine, pair, pr
     ran = drive_from_python(engine, monkeypatch)
     assert_same(compiled, answers_and_caches(engine, prompts, temperatures=[0.0, 1.0]))
     # In the end greedy requests are alone. The least mode that samples serves the others.
-    assert set(ran) == set(engine.core.modes[:2])
+    assert set(ran) == set(engine.core.preparation.modes[:2])
     assert len(ran) >= 24 / (DRAFTERS[pair[1]] + 1)
 
 

@@ -235,7 +235,7 @@ def test_kinds_that_are_prepared_keep_no_request_waiting(tiny_config, compiles, 
         engine.prepare("json", "logprobs")
         prepared = [size for size, _ in compiles[plain:]]
         both = Asked(Logprobs.TOP, Constraints.GRAMMAR)
-        assert [size.doing(Asked()) for size in prepared] == engine.core.program_sizes[0]
+        assert [size.doing(Asked()) for size in prepared] == engine.core.preparation.sizes[0]
         assert {Asked(size.logprobs, size.constraints) for size in prepared} == {both}
         compiles.clear()
         for way in ({}, SAMPLED):

@@ -102,7 +102,7 @@ def test_every_program_that_serves_gives_the_same(engine, prompts, monkeypatch, 
     for way in ({}, PLAIN):
         expected = tokens_of(engine.generate(prompts, max_new_tokens=30, **way))
         with monkeypatch.context() as patch:
-            patch.setattr(engine.core, "modes", tuple(mode for mode in SamplingMode if mode >= least))
+            patch.setattr(engine.core.preparation, "modes", tuple(mode for mode in SamplingMode if mode >= least))
             assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == expected
 
 
@@ -111,8 +111,8 @@ def test_a_cpus_engine_has_one_program_for_all_that_sample_and_gives_the_same(
     tiny_engines, drafter, engine, prompts
 ):
     on_cpu = tiny_engines.load(drafter)
-    assert on_cpu.core.modes == (SamplingMode.GREEDY, SamplingMode.TRUNCATED)
-    assert engine.core.modes == tuple(SamplingMode)
+    assert on_cpu.core.preparation.modes == (SamplingMode.GREEDY, SamplingMode.TRUNCATED)
+    assert engine.core.preparation.modes == tuple(SamplingMode)
     for way in ({}, PLAIN, TRUNCATED):
         expected = tokens_of(on_cpu.generate(prompts, max_new_tokens=30, **way))
         assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == expected

@@ -66,7 +66,7 @@ def cache(engine):
 
 
 def sizes(engine):
-    return [*engine.core.later_sizes, *engine.core.programs.compiled]
+    return [*engine.core.preparation.sizes[1], *engine.core.programs.compiled]
 
 
 # A value of every field of `EngineConfig`, and what it does to an engine.
@@ -266,8 +266,8 @@ def test_a_type_checker_knows_the_keywords_of_loading():
 def test_modes_and_progress_arrive(load):
     for name, modes in (("greedy", {SamplingMode.GREEDY}), ("sampled", set(SamplingMode))):
         with load(sampling_modes=(name,)) as engine:
-            assert set(engine.core.modes) <= modes
-            assert max(engine.core.modes) == max(modes)
+            assert set(engine.core.preparation.modes) <= modes
+            assert max(engine.core.preparation.modes) == max(modes)
             compiled, progress = load.shown.pop()
             assert max(size.mode for size in compiled if size.mode is not None) == max(modes)
             assert not progress

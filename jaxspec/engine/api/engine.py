@@ -560,7 +560,7 @@ class Engine:
         if wanted.constraints & Constraints.GRAMMAR:
             self.core.grammars.read_vocabulary()
         if wanted != Asked():
-            self.core.prepare(wanted)
+            self.core.preparation.prepare(wanted)
 
     def wait_prepared(self, timeout: float | None = None) -> bool:
         """Waits until all programs are compiled and warm; False after `timeout` seconds, or if the engine is
@@ -656,7 +656,7 @@ class Engine:
             prompt, self.tokenizer, vocab_size=self.vocab_size, max_tokens=self.max_model_len, **how
         )
         max_new_tokens = num_new_tokens(params, len(ids), self.config)
-        check_mode(params, self.core.modes)
+        check_mode(params, self.core.preparation.modes)
         drafts = num_drafts(params, self.num_speculative_tokens, is_adaptive=self.is_adaptive)
         ends = stop_tokens(params, self.tokenizer, self.eos_token_ids, self.vocab_size)
         check_biases(params, self.vocab_size)
@@ -667,7 +667,7 @@ class Engine:
             raise ValueError(f"deadline must be a number of seconds above 0, got {deadline!r}")
         grammar = self.core.grammars.compiled(params.grammar) if params.grammar else None
         if (wanted := Asked.of(params)) != Asked():
-            self.core.prepare(wanted, [required_mode(params)])
+            self.core.preparation.prepare(wanted, [required_mode(params)])
         return Request(
             prompt=ids,
             params=params,

@@ -72,7 +72,7 @@ def score_call(
         scoring = Scoring.of(len(ids), report, layers, told)
         requests.append(Request(ids, params, 0, (), 0, None, id=i, scoring=scoring, together=requests))
     if requests:
-        engine.core.prepare_scores(report, layers)
+        engine.core.preparation.prepare_scores(report, layers)
 
     def finish(answers: Sequence[Generation]) -> Scores:
         version = check_answers("sequence", answers)

@@ -5,11 +5,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
-from functools import partial, reduce
-from threading import Lock
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, cast
 
 import jax
@@ -18,8 +15,6 @@ from jax.sharding import Mesh
 
 from jaxspec.config import ResolvedEngineConfig
 from jaxspec.drafters.base import Drafter, Target
-from jaxspec.engine.device.compilation_cache import compilation_cache
-from jaxspec.engine.device.compiling import Compiling
 from jaxspec.engine.device.outcome import PackedOutcomes, read_outcomes, results
 from jaxspec.engine.device.plan import Size, empty_plan, pack
 from jaxspec.engine.device.programs import Programs
@@ -31,13 +26,14 @@ from jaxspec.engine.host.grammars import GrammarStore
 from jaxspec.engine.host.metrics import Totals
 from jaxspec.engine.host.pages import PagePool
 from jaxspec.engine.host.request import Request
-from jaxspec.engine.host.scheduler import Dispatch, Running, Scheduler
+from jaxspec.engine.host.scheduler import Dispatch, Scheduler
 from jaxspec.engine.host.scoring import Scoring
 from jaxspec.engine.rounds.adaptive_k import AdaptiveK, times_file
+from jaxspec.engine.rounds.preparation import Preparation
 from jaxspec.engine.rounds.weights import WeightUpdate
 from jaxspec.files import CheckpointError
-from jaxspec.jax_settings import own_settings, platform
-from jaxspec.sampling import Asked, Constraints, Logprobs, SamplingMode, TokenLogprobs, required_mode
+from jaxspec.jax_settings import platform
+from jaxspec.sampling import SamplingMode, TokenLogprobs
 from jaxspec.sharding import replicated
 from jaxspec.weights.array_weights import overwrite
 
@@ -53,10 +49,8 @@ class EngineCore:
     Attributes:
       state: donated to each dispatch and replaced by its result; absent once the engine is closed.
       device: the first device.
-      modes: the sampling modes that have a decode program.
       totals: of the requests that have ended.
-      program_sizes: those compiled before the first request, and those compiled later, in the background;
-        each without log-probabilities and constraints.
+      preparation: decides which programs there are, and which serve a dispatch.
       grammars: the automata of grammars.
       target, drafter: the networks, with their weights; absent once the engine is closed.
       weights_lock: held while weights are replaced, and while another thread reads them.
@@ -81,7 +75,7 @@ class EngineCore:
         progress: bool,
         grammars: GrammarStore,
     ):
-        self.config, self.modes = config, modes
+        self.config = config
         self.device: jax.Device = mesh.devices.flat[0]
         self.counters = Counters()
         self.totals = Totals()
@@ -109,7 +103,6 @@ class EngineCore:
             hold_grammar=grammars.hold,
             drafter_has_rows=bool(drafter.cache_shapes or drafter.needs.state_size),
         )
-        self._max_drafts = drafter.num_speculative_tokens
         self._reads_history = drafter.needs.history
         self.adaptive_k: AdaptiveK | None = None
         self._replicated = replicated(mesh)
@@ -120,33 +113,32 @@ class EngineCore:
         self.programs = Programs(
             Models(target, drafter), config, state=self.state, mesh=mesh, slab=lambda: grammars.slab
         )
+        self.preparation = Preparation(
+            self.programs,
+            config,
+            grammars,
+            modes=modes,
+            drafts=drafter.num_speculative_tokens,
+            is_adaptive=is_adaptive,
+            reads_history=self._reads_history,
+        )
         if is_adaptive:
             self.adaptive_k = AdaptiveK(
                 self.programs,
                 self.scheduler,
                 config,
-                drafts=self._max_drafts,
-                need_for=self._need,
+                drafts=drafter.num_speculative_tokens,
+                need_for=self.preparation.need,
                 run_alone=self._run_alone,
                 times_file=times_file(target, drafter, config, self.programs.leaves),
             )
             self.scheduler.choose = self.adaptive_k.choose
-        drafts = _fewer_drafts(self._max_drafts) if is_adaptive else []
-        self.program_sizes = program_sizes(config, modes, self._max_drafts, drafts)
-        self._prepared: set[tuple[Asked, SamplingMode]] = set()
-        self._scores: set[tuple[Logprobs, tuple[int, ...]]] = set()
-        self._preparing = Lock()
-        self._closed = Future[None]()
-        self.programs.compile(self.program_sizes[0], progress=progress)
+        first, later = self.preparation.sizes
+        self.programs.compile(first, progress=progress)
         self._warm: set[Size] = set()
         while self._warm_one():
             pass
-        self.programs.compile_in_background(self.later_sizes)
-
-    @property
-    def later_sizes(self) -> list[Size]:
-        """The programs without log-probabilities and constraints that are compiled in the background."""
-        return self.program_sizes[1]
+        self.programs.compile_in_background(later)
 
     @property
     def has_work(self) -> bool:
@@ -214,8 +206,7 @@ class EngineCore:
     def close(self, why: str, *, reason: Literal["aborted", "failed"] = "aborted") -> None:
         """Ends every request, accepts no more, and frees the device's state and the weights."""
         self.error = EngineError(why)
-        if not self._closed.done():
-            self._closed.set_result(None)
+        self.preparation.close(self.error)
         self.scheduler.restart()
         for request in self.scheduler.waiting:
             request.end(reason, why)
@@ -246,8 +237,8 @@ class EngineCore:
         self.scheduler.expire(time.monotonic())
         if self._updates:
             self._update_weights()
-        self.scheduler.mixed_chunks = self._mixed_chunks()
-        plan = self.scheduler.plan(self._share_program)
+        self.scheduler.mixed_chunks = self.preparation.mixed_chunks(self.scheduler)
+        plan = self.scheduler.plan(self.preparation.share_program)
         for dispatch in plan:
             output, size = self._enqueue(dispatch)
             # A dispatch that directly follows another takes from that one's end to its own end.
@@ -291,7 +282,7 @@ class EngineCore:
         else:
             width = dispatch.drafts + 1 if dispatch.decodes else 0
             requests = [running.request for running in dispatch.batch]
-            need = self._need(requests, len(dispatch.chunks), width)
+            need = self.preparation.need(requests, len(dispatch.chunks), width)
         size = self.programs.best(need)
         assert size is not None, need
         if not dispatch.scores:
@@ -382,196 +373,10 @@ class EngineCore:
         else:
             counters.prompt_passes += 1
 
-    def _mixed_chunks(self) -> list[int]:
-        """The numbers of prompt chunks, ascending, that the step programs compiled so far can read."""
-        scheduler, slots = self.scheduler, self.config.batch_size
-        everyone = Size(slots, 1, max(self.modes), self._max_drafts + 1)
-        counts = sorted(size.chunks for size in self.programs.serving(everyone))
-        if self._prepared:
-            # The first of the queue may be admitted, and may not.
-            next_ones = [*(running.request for running in scheduler.running), *scheduler.waiting[:slots]]
-            asking = everyone.doing(_asked(next_ones))
-            more = sorted(size.chunks for size in self.programs.serving(asking))
-            counts = min(counts, more, key=lambda counts: counts[-1:])
-        return counts
-
-    def _need(self, requests: Sequence[Request], chunks: int = 0, width: int = 1) -> Size:
-        """What these requests need, by default for plain decoding, with the least compiled mode that serves
-        them all."""
-        mode = SamplingMode.GREEDY
-        if width:
-            mode = self._mode(max(required_mode(request.params) for request in requests))
-        need = Size(len(requests), chunks, mode, width)
-        return need.doing(_asked(requests)) if self._prepared else need
-
-    def _mode(self, required: SamplingMode) -> SamplingMode:
-        """The least mode with programs that samples as required."""
-        return min(mode for mode in self.modes if mode >= required)
-
-    def _share_program(self, running: Sequence[Running], decodes: bool) -> list[Running]:
-        """See `Scheduler.plan`. All share one, unless what was asked for has no program yet in the mode that
-        the others need."""
-        if not self._prepared or len(running) < 2:
-            return list(running)
-        config = self.config
-        chunks, width = (0, self._max_drafts + 1) if decodes else (config.prefill_batch_size, 0)
-
-        def is_served(some: Sequence[Running]) -> bool:
-            need = self._need([each.request for each in some], chunks, width)
-            # A dispatch that reads prompts serves no more requests than it has chunks.
-            need = need if decodes else replace(need, slots=min(chunks, config.batch_size))
-            return bool(self.programs.serving(need))
-
-        if is_served(running):
-            return list(running)
-        shared = [running[0]]
-        for each in running[1:]:
-            if is_served([*shared, each]):
-                shared.append(each)
-        return shared
-
-    def prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
-        """Compiles the programs that score texts, the one that serves any number of chunks before this
-        returns. Called by any thread, with every such request; nothing is left to do after the first.
-
-        Raises:
-          EngineError: the engine has been closed meanwhile.
-        """
-        if (report, layers) not in self._scores:
-            self._unless_closed(partial(self._prepare_scores, report, layers))
-
-    def _prepare_scores(self, report: Logprobs, layers: tuple[int, ...]) -> None:
-        with self._preparing:
-            if (report, layers) in self._scores or self.error is not None:
-                return
-            sizes = prompt_sizes(self.config)[::-1]
-            first, *later = [replace(size, scores=report, layers=layers) for size in sizes]
-            with compilation_cache():
-                self.programs.compile([first], progress=False)
-            self._scores.add((report, layers))
-        if self.error is not None:
-            return
-        self.programs.compile_in_background(later)
-
-    def _sizes_doing(self, asked: Asked) -> list[list[Size]]:
-        """`program_sizes`, of programs that do what is asked for."""
-        return [[size.doing(asked) for size in sizes] for sizes in self.program_sizes]
-
-    def prepare(self, wanted: Asked, modes: Collection[SamplingMode] = ()) -> None:
-        """Compiles the programs without which nobody who asks for this could be served: one that reads
-        prompts, and for each mode one that decodes, for any number of slots.
-
-        Called by any thread, with every request that asks for something; nothing is left to do after the
-        first that asks for it. Requests that ask for different things may share a dispatch, so what is
-        compiled at once does all that was ever asked for. Programs for the other modes, for no more than
-        this, and smaller ones follow in the background.
-
-        Args:
-          modes: those that are required; none means all of this engine.
-
-        Raises:
-          EngineError: the engine has been closed meanwhile.
-        """
-        if left := self._unprepared(wanted, set(map(self._mode, modes or self.modes))):
-            self._unless_closed(partial(self._prepare, wanted, left))
-
-    def _unprepared(self, wanted: Asked, modes: set[SamplingMode]) -> set[SamplingMode]:
-        return {mode for mode in modes if (wanted, mode) not in self._prepared}
-
-    def _unless_closed(self, compile_programs: Callable[[], None]) -> None:
-        """Runs it in a thread of its own, since it cannot be interrupted; waits for it or for `close`."""
-        with Compiling(compile_programs, name="jaxspec-prepare") as compiling:
-            wait([compiling.future, self._closed], return_when=FIRST_COMPLETED)
-            if not compiling.future.done():
-                raise self.error or EngineError("the engine is closed")
-            compiling.future.result()
-
-    def _prepare(self, wanted: Asked, modes: set[SamplingMode]) -> None:
-        with self._preparing:
-            modes = self._unprepared(wanted, modes)
-            if self.error is not None:
-                raise self.error
-            if not modes:
-                return
-            most = reduce(Asked.join, (asked for asked, _ in self._prepared), wanted)
-            first, later = self._sizes_doing(wanted)
-            for_all, for_all_later = self._sizes_doing(most)
-            needed = [size for size in for_all if not size.width or size.mode in modes]
-            with compilation_cache():
-                if wanted.constraints & Constraints.GRAMMAR:
-                    with own_settings(self.device):
-                        self.grammars.prepare()
-                if wanted.constraints.needs_history and not self._reads_history:
-                    self.programs.compile_put_history()
-                self.programs.compile(list(filter(self._is_unserved, needed)), progress=False)
-            self._prepared |= {(wanted, mode) for mode in modes}
-        if self.error is not None:
-            return
-        self.programs.compile_in_background([*for_all, *first, *for_all_later, *later])
-
-    def _is_unserved(self, need: Size) -> bool:
-        """Whether no compiled program does as much or more. Unlike `Programs.serving`, for any thread."""
-        return not any(size.serves(need) for size in list(self.programs.compiled))
-
-
-def program_sizes(
-    config: ResolvedEngineConfig, modes: Sequence[SamplingMode], drafts: int, fewer: Sequence[int]
-) -> tuple[list[Size], list[Size]]:
-    """The programs to compile before the first request, and those to compile later, the likeliest first.
-
-    The first ones serve any request.
-
-    Args:
-      modes: the sampling modes to compile decode programs for.
-      drafts: the largest K.
-      fewer: the other values of K that a dispatch may have, the largest first.
-    """
-    whole = config.batch_size
-    prompts = prompt_sizes(config)
-    slots = [count for count in config.slot_sizes if count < whole]
-    smaller = [Size(count, 0, mode, drafts + 1) for mode in modes for count in slots]
-    choices = [Size(count, 0, mode, k + 1) for mode in modes for count in (*slots, whole) for k in fewer]
-    # The prompt rows dominate the cost of such a pass, so few numbers of slots are worth a program.
-    some = [count for count in slots if count * 8 <= whole][-1:]
-    mixed = [
-        Size(count, chunks, max(modes), k + 1)
-        for k in (drafts, *fewer[-1:])
-        for count in (whole, *some)
-        for chunks in reversed(_up_to(config.mixed_prefill_tokens // config.prefill_chunk)[-5:])
-    ]
-    first = [prompts[-1], *(Size(whole, 0, mode, drafts + 1) for mode in modes)]
-    return first, [*mixed[:1], *smaller[:1], *reversed(prompts[:-1]), *smaller[1:], *choices, *mixed[1:]]
-
-
-def prompt_sizes(config: ResolvedEngineConfig) -> list[Size]:
-    """The programs that only read prompts, the smallest first."""
-    return [Size(min(chunks, config.batch_size), chunks) for chunks in _up_to(config.prefill_batch_size)]
-
-
-def _fewer_drafts(most: int) -> list[int]:
-    """The values of K below the largest that are worth a program, the largest first: 0, and a third less each
-    time. If it were half, the best of these could be more than 3 % slower than the best K."""
-    drafts, k = [], most
-    while k:
-        k = min(k - 1, -(-2 * k // 3))
-        drafts.append(k)
-    return drafts
-
 
 def _needs_warming() -> bool:
     """Whether a program's first two runs are slow: a GPU loads kernels, then records CUDA graphs."""
     return platform() == "gpu"
-
-
-def _up_to(limit: int) -> list[int]:
-    """The powers of two below `limit`, then `limit`; empty for 0."""
-    powers = [1 << i for i in range(limit.bit_length()) if 1 << i < limit]
-    return [*powers, limit] if limit else []
-
-
-def _asked(requests: Sequence[Request]) -> Asked:
-    """What a program must do for all of these."""
-    return reduce(Asked.join, (request.asked for request in requests), Asked())
 
 
 def _one_line(error: BaseException) -> str:

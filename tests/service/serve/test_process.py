@@ -31,9 +31,9 @@ EngineCore.step = lambda core: time.sleep(0.05) or step(core)
 
 COMPILES = """
 import time
-from jaxspec.engine.rounds.core import EngineCore
+from jaxspec.engine.rounds.preparation import Preparation
 from jaxspec.engine.device.lowering import Lowering
-EngineCore._prepare = lambda core, *wanted: time.sleep(300)
+Preparation._prepare = lambda preparation, *wanted: time.sleep(300)
 Lowering.compile = lambda *arguments: time.sleep(300)
 """
 
