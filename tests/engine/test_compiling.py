@@ -99,6 +99,25 @@ def test_a_program_that_a_thread_has_taken_as_its_engine_closes_is_left_out(
     assert not caplog.records
 
 
+def test_what_fails_because_the_process_ends_is_not_reported(
+    tiny_config, compiled_behind, caplog, monkeypatch
+):
+    """JAX clears its caches at the end, also those of a trace that goes on."""
+    ending = threading.Event()
+
+    def fails(lowering, size, grammars):
+        ending.set()
+        raise KeyError("Var(id=1)")
+
+    monkeypatch.setattr(Lowering, "compile", fails)
+    monkeypatch.setattr(programs_module, "is_ending", ending.is_set)
+    caplog.set_level(logging.WARNING, "jaxspec")
+    with jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",), slot_sizes=(1,)) as engine:
+        engine.programs.wait_compiled()
+        assert ending.is_set()
+    assert not caplog.records
+
+
 def test_an_engine_that_is_closed_compiles_no_more(tiny_config, compiled_behind, monkeypatch):
     monkeypatch.setattr(programs_module.os, "cpu_count", lambda: 1)
     engine = jaxspec.load(tiny_config, progress=False, sampling_modes=("greedy",))

@@ -357,7 +357,8 @@ def _compile_in_background(programs: "weakref.ref[Programs]") -> None:
                     program = compile_it()
         except Exception as error:
             # Larger programs serve the requests that this one would have served.
-            _log.warning("the program for %s does not compile: %s", size, error)
+            if not is_ending():  # JAX clears its caches then, also those that a trace is using
+                _log.warning("the program for %s does not compile: %s", size, error)
         if (alive := programs()) is not None:
             if compile_it is not None:
                 alive.end(size, program)
