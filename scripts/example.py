@@ -1,6 +1,6 @@
 """Load a model, answer, stream and count: jaxspec on one screen.
 
-    python scripts/example.py [MODEL]
+python scripts/example.py [MODEL]
 """
 
 import sys

@@ -132,6 +132,7 @@ WHOLE = {
     # Whole programs, pages and notebooks.
     "notebooks/test_notebooks.py": "",
     "faults/test_faults.py": r"no_success",
+    "scripts/test_example.py": "",
     "scripts/test_bench_acceptance.py": r"whatever_drafter|every_set",
     "scripts/test_bench_adaptive_k.py": "",
     "scripts/test_bench_extraction.py": r"what_it_times",

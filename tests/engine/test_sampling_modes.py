@@ -102,7 +102,9 @@ def test_every_program_that_serves_gives_the_same(engine, prompts, monkeypatch, 
     for way in ({}, PLAIN):
         expected = tokens_of(engine.generate(prompts, max_new_tokens=30, **way))
         with monkeypatch.context() as patch:
-            patch.setattr(engine.core.preparation, "modes", tuple(mode for mode in SamplingMode if mode >= least))
+            patch.setattr(
+                engine.core.preparation, "modes", tuple(mode for mode in SamplingMode if mode >= least)
+            )
             assert tokens_of(engine.generate(prompts, max_new_tokens=30, **way)) == expected
 
 

@@ -61,7 +61,9 @@ def test_a_client_that_goes_while_programs_compile_is_not_waited_for(
     server, tiny_engine, monkeypatch, stream
 ):
     compiling, done = threading.Event(), threading.Event()
-    monkeypatch.setattr(tiny_engine.core.preparation, "prepare", lambda *asked: compiling.set() or done.wait(60))
+    monkeypatch.setattr(
+        tiny_engine.core.preparation, "prepare", lambda *asked: compiling.set() or done.wait(60)
+    )
 
     async def leave():
         async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
