@@ -1,4 +1,4 @@
-"""Answers the rows of a command line: with one engine, with replicas or with Ray."""
+"""Answers the rows of a command line, with one engine or several."""
 
 import argparse
 import dataclasses
@@ -35,10 +35,12 @@ from jaxspec.service.batch import (
     STDIN,
     Answer,
     BatchRun,
+    Engines,
     HostDevices,
     InputError,
     OutputError,
     OutputFile,
+    ProcessReplica,
     ReplicaError,
     ReplicaRun,
     Row,
@@ -51,7 +53,7 @@ from jaxspec.service.batch import (
     run_settings,
 )
 from jaxspec.service.openai import DEFAULTS
-from jaxspec.service.rows import Form, is_parquet, may_sample, parquet_columns
+from jaxspec.service.rows import Form, input_files, is_parquet, may_sample, parquet_columns
 
 if TYPE_CHECKING:
     from jaxspec.service.batch.parquet import ParquetFile
@@ -75,19 +77,12 @@ def answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any
 
 
 def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
-    if args.ray is not None:
-        _refuse_device(args, "--ray")
-        return _answer_with_ray(args, config, changes, command)
+    args.input = input_files(*args.input)
     args.output = Path(args.output)
     _check_files(args)
     rows_sample = may_sample(*args.input)
     params = sampling_params(args, args.config, may_sample=rows_sample)
-    devices, environments = _share_devices(args, config)
-    if devices is None:
-        own = choose_devices(args.device, config.engine.tensor_parallel)
-        backend, computed_on = own[0].platform, device(own)
-    else:
-        backend, computed_on = devices.backend, devices.description
+    engines = _engines(args, config)
     rows = read_rows(*args.input, form=_form(args))
     force = args.resume == "force"
     with closing(_open_output(args)) as output:
@@ -98,18 +93,44 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
             params,
             raw=args.raw,
             keep_order=args.keep_order,
-            backend=backend,
+            backend=engines.backend,
             imports=args.imports,
         )
         about = {
             "config": args.config,
-            **provenance(command, Path(__file__).parent, devices=computed_on),
+            **provenance(command, Path(__file__).parent, devices=engines.description),
         }
         output.begin(settings, about, force=force)
         unanswered = Unanswered(islice(rows, args.limit), output, force=force)
-        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, environments)
+        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, engines)
         summary = job.run(output)
     return _conclude(args, summary, about)
+
+
+def _engines(args: argparse.Namespace, config: Config) -> Engines:
+    """Where the engines are: here, in other processes of this machine, or on a Ray cluster."""
+    devices_each = config.engine.tensor_parallel
+    if args.ray is None and args.replicas in (None, 1):
+        own = choose_devices(args.device, devices_each)
+        return Engines(own[0].platform, device(own))
+    if args.device is not None:
+        option = "--replicas" if args.ray is None else "--ray"
+        raise CommandError(
+            f"--device: {option} gives every engine devices of its own; CUDA_VISIBLE_DEVICES and "
+            "JAX_PLATFORMS choose among all"
+        )
+    if args.ray is None:
+        devices = HostDevices.find()
+        shares = devices.share(args.replicas, devices_each)
+        return Engines(
+            devices.backend, devices.description, [partial(ProcessReplica, share) for share in shares]
+        )
+    try:
+        from jaxspec.service.batch import ray
+    except ModuleNotFoundError as error:
+        raise CommandError(f"--ray: {error}") from None
+    ray.connect(args.ray or None)
+    return ray.share_cluster(args.replicas, devices_each)
 
 
 def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
@@ -121,44 +142,6 @@ def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
     from jaxspec.service.batch.parquet import ParquetFile  # needs pyarrow, with which the input was read
 
     return ParquetFile(args.output, columns)
-
-
-def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
-    """Answers with Ray Data, which also reads and writes, and summarises the output."""
-    try:
-        from jaxspec.service.batch import ray
-    except ModuleNotFoundError as error:
-        raise CommandError(f"--ray: {error}") from None
-
-    _check_ray_options(args)
-    # Folders, URLs and Parquet are not read here.
-    is_lines = all(os.path.isfile(path) and not path.endswith(".parquet") for path in args.input)
-    rows_sample = not is_lines or may_sample(*args.input)
-    params = sampling_params(args, args.config, may_sample=rows_sample)
-    if params.seed is None:
-        params = dataclasses.replace(params, seed=secrets.randbits(64))
-    ray.connect(args.ray or None)
-    share = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
-    summary = ray.answer_files(
-        list(map(_absolute, args.input)),
-        _absolute(args.output),
-        share=share,
-        slots=config.engine.batch_size,
-        keep_order=args.keep_order,
-        limit=args.limit,
-        model=_absolute(args.config) if _is_path(args.config) else args.config,
-        params=params,
-        raw=args.raw,
-        imports=args.imports,
-        sampling_modes=_modes(params, rows_sample),
-        **changes,
-    )
-    if not summary.rows:
-        raise CommandError(f"{', '.join(args.input)}: no rows")
-    for failure in summary.failures:
-        print(f"error: {failure}", file=sys.stderr)
-    origin = provenance(command, Path(__file__).parent, devices=f"{share.actors} engines in a Ray cluster")
-    return _conclude(args, summary, {"config": args.config, **origin})
 
 
 def _form(args: argparse.Namespace) -> Form:
@@ -174,77 +157,26 @@ def _form(args: argparse.Namespace) -> Form:
     return Form(prompt_key=args.prompt_key, kept=kept, defaults=defaults, openai=True, hosted=hosted)
 
 
-def _check_ray_options(args: argparse.Namespace) -> None:
-    of_rows = ("n", "chat_template_kwargs", "continue_final_message", "special_tokens_as_text")
-    for option in ("resume", "prompt_key", "keep_columns", *of_rows):
-        if getattr(args, option) not in (None, False):
-            raise CommandError(f"--{option.replace('_', '-')} cannot be used with --ray")
-    if STDIN in args.input:
-        raise CommandError("--input: --ray needs files or folders that every machine of the cluster can read")
-    files = [*args.input, args.output, *([str(args.summary)] if args.summary else [])]
-    if len(set(map(_absolute, files))) < len(files):
-        raise CommandError("--input, --output and --summary must be different files")
-    for path in args.input:
-        if "://" not in path and not Path(path).exists():
-            raise InputError(f"cannot read {path}: No such file or directory")
-        if os.path.isfile(path) and not is_parquet(path) and _is_openai(path):
-            raise CommandError(f"--input {path}: lines of OpenAI's batch files cannot be used with --ray")
-    if "://" not in args.output and Path(args.output).exists():
-        raise OutputError(f"{args.output} exists: --ray needs a new folder")
-    if args.summary is not None:
-        _write_json(args.summary, None)
-
-
-def _is_openai(path: str) -> bool:
-    """Whether a file begins with a line of OpenAI's batch files."""
-    first = next(read_rows(path, form=Form(openai=True)), None)
-    if isinstance(first, Row):
-        return first.asked is not None
-    return first is not None and first.record is not None
-
-
-def _is_path(config: str) -> bool:
-    return config not in list_configs() and Path(config).expanduser().exists()
-
-
-def _absolute(path: str) -> str:
-    """An absolute path for processes in other folders; URLs are unchanged."""
-    return path if "://" in path else str(Path(path).expanduser().resolve())
+def _absolute(name: str) -> str:
+    """A path as processes in other folders may read it; the name of a configuration or on the Hub is none."""
+    path = Path(name).expanduser()
+    return name if name in list_configs() or not path.exists() else str(path.resolve())
 
 
 def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any]) -> int:
     """Writes the summary; returns the exit status."""
     if args.summary is not None:
         _write_json(args.summary, {**summary.to_dict(), **about})
-    if args.ray is None and _is_stdout(args.output):
+    if _is_stdout(args.output):
         print(summary.table(), file=sys.stderr)
     else:
         write(summary.table() + "\n")
     return 1 if summary.failed else 0
 
 
-def _refuse_device(args: argparse.Namespace, option: str) -> None:
-    if args.device is not None:
-        raise CommandError(
-            f"--device: {option} gives every engine devices of its own; CUDA_VISIBLE_DEVICES and "
-            "JAX_PLATFORMS choose among all"
-        )
-
-
 def _modes(params: SamplingParams, rows_sample: bool) -> tuple[str | SamplingMode, ...]:
     """The programs to compile: the one that serves `params`, or all if rows may set how they are sampled."""
     return ("greedy", "sampled") if rows_sample else (required_mode(params),)
-
-
-def _share_devices(
-    args: argparse.Namespace, config: Config
-) -> tuple[HostDevices | None, list[dict[str, str]]]:
-    """This machine's devices and each replica's environment; (None, []) if there are no replicas."""
-    if args.replicas in (None, 1):
-        return None, []
-    _refuse_device(args, "--replicas")
-    devices = HostDevices.find()
-    return devices, devices.share(args.replicas, config.engine.tensor_parallel)
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -296,10 +228,10 @@ class Job:
         params: SamplingParams,
         modes: tuple[str | SamplingMode, ...],
         rows: Unanswered,
-        environments: list[dict[str, str]],
+        engines: Engines,
     ):
         self._args = args
-        self._environments = environments
+        self._starts = engines.start
         self._config, self._changes = config, changes
         self._params = params
         self._modes = modes
@@ -318,12 +250,12 @@ class Job:
         # number.
         fits = args.batch_size is None and total is not None
         rows = iter(self._rows)
-        first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1, output)
+        first = self._first_rows(rows, max(batch_size, len(self._starts)) if fits else 1, output)
         if not first:
             return self._nothing_to_answer()
         if fits:
             batch_size = min(batch_size, len(first))
-            del self._environments[len(first) :]
+            del self._starts[len(first) :]
         start = time.perf_counter()
         with ExitStack() as stack:
             run = self._load(chain(first, rows), batch_size, stack)
@@ -346,25 +278,25 @@ class Job:
         args = self._args
         load_engine = partial(
             load,
-            args.config,
+            _absolute(args.config) if self._starts else args.config,
             device=args.device,
             sampling_modes=self._modes,
             **{**self._changes, "batch_size": batch_size},
         )
-        if not self._environments:
+        if not self._starts:
             return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
         run = ReplicaRun(
             partial(load_engine, progress=False),
-            self._environments,
+            self._starts,
             rows,
             self._params,
-            imports=args.imports,
+            imports=[*map(_absolute, args.imports)],
             raw=args.raw,
             keep_order=args.keep_order,
             note=lambda text: tqdm.write(f"note: {text}", file=sys.stderr),
         )
         stack.enter_context(closing(run))
-        with tqdm(total=len(self._environments), desc="loading", unit="replica", leave=False) as bar:
+        with tqdm(total=len(self._starts), desc="loading", unit="replica", leave=False) as bar:
             run.start(bar.update)
         return run
 
