@@ -41,7 +41,7 @@ def sizes(width: int = 32, inner: int = 48, layers: int = 3, heads: int = 4, kv:
 LENGTHS = (48, 33, 17, 5)
 # Prompts are longer than original contexts; frequencies lie on both sides of every threshold of ropes.
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
-NO_TOKENS = {"bos_token_id": None, "pad_token_id": None}
+NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "pad_token_id": None}
 LLAMA = sizes(layers=4, vocabulary=128, bos_token_id=1, pad_token_id=None)
 QWEN2 = sizes(rms_norm_eps=1e-6)
 QWEN3 = QWEN2 | {"head_dim": 16}
