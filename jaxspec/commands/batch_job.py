@@ -7,12 +7,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -38,6 +39,7 @@ from jaxspec.service.batch import (
     Engines,
     HostDevices,
     InputError,
+    Output,
     OutputError,
     OutputFile,
     ProcessReplica,
@@ -52,11 +54,9 @@ from jaxspec.service.batch import (
     record_path,
     run_settings,
 )
+from jaxspec.service.batch.replica import Replica, Work
 from jaxspec.service.openai import DEFAULTS
 from jaxspec.service.rows import Form, input_files, is_parquet, may_sample, parquet_columns
-
-if TYPE_CHECKING:
-    from jaxspec.service.batch.parquet import ParquetFile
 
 _OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".tsv", ".xz", ".zip", ".zst")
 
@@ -102,7 +102,7 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
         }
         output.begin(settings, about, force=force)
         unanswered = Unanswered(islice(rows, args.limit), output, force=force)
-        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, engines)
+        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, engines.start)
         summary = job.run(output)
     return _conclude(args, summary, about)
 
@@ -133,7 +133,7 @@ def _engines(args: argparse.Namespace, config: Config) -> Engines:
     return ray.share_cluster(args.replicas, devices_each)
 
 
-def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
+def _open_output(args: argparse.Namespace) -> Output:
     parquet = [path for path in args.input if is_parquet(path)]
     if parquet and (args.keep_columns is not None or is_parquet(args.output)):
         columns = parquet_columns(parquet, _form(args), is_json=not is_parquet(args.output))
@@ -217,45 +217,38 @@ def _write_json(path: Path, values: dict[str, Any] | None) -> None:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
 
 
+@dataclass
 class Job:
     """Answers the rows of one command, from input to output."""
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        config: Config,
-        changes: dict[str, Any],
-        params: SamplingParams,
-        modes: tuple[str | SamplingMode, ...],
-        rows: Unanswered,
-        engines: Engines,
-    ):
-        self._args = args
-        self._starts = engines.start
-        self._config, self._changes = config, changes
-        self._params = params
-        self._modes = modes
-        self._rows = rows
-        self._answered = self._failed = 0
-        self._failures: list[str] = []
+    args: argparse.Namespace
+    config: Config
+    changes: dict[str, Any]
+    params: SamplingParams
+    modes: tuple[str | SamplingMode, ...]
+    rows: Unanswered
+    starts: list[Callable[[Work], Replica]]
+    answered: int = 0
+    failed: int = 0
+    failures: list[str] = field(default_factory=list)
 
-    def run(self, output: "OutputFile | ParquetFile") -> Summary:
+    def run(self, output: Output) -> Summary:
         """Answers the rows, writing each when it is finished; loads no engine if there are none to answer."""
-        args, total = self._args, count_rows(*self._args.input)
+        args, total = self.args, count_rows(*self.args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
-        batch_size = self._config.engine.batch_size
+        batch_size = self.config.engine.batch_size
         # No more slots or engines than rows, if their number is known without waiting for a pipe. Each engine
         # has as many slots as a single one would have, because with int8 activations answers depend on the
         # number.
         fits = args.batch_size is None and total is not None
-        rows = iter(self._rows)
-        first = self._first_rows(rows, max(batch_size, len(self._starts)) if fits else 1, output)
+        rows = iter(self.rows)
+        first = self._first_rows(rows, max(batch_size, len(self.starts)) if fits else 1, output)
         if not first:
             return self._nothing_to_answer()
         if fits:
             batch_size = min(batch_size, len(first))
-            del self._starts[len(first) :]
+            del self.starts[len(first) :]
         start = time.perf_counter()
         with ExitStack() as stack:
             run = self._load(chain(first, rows), batch_size, stack)
@@ -275,34 +268,32 @@ class Job:
         self, rows: Iterator[Row | RowError], batch_size: int, stack: ExitStack
     ) -> BatchRun | ReplicaRun:
         """Loads one engine, or several, which `stack` closes."""
-        args = self._args
+        args = self.args
         load_engine = partial(
             load,
-            _absolute(args.config) if self._starts else args.config,
+            _absolute(args.config) if self.starts else args.config,
             device=args.device,
-            sampling_modes=self._modes,
-            **{**self._changes, "batch_size": batch_size},
+            sampling_modes=self.modes,
+            **{**self.changes, "batch_size": batch_size},
         )
-        if not self._starts:
-            return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
+        if not self.starts:
+            return BatchRun(load_engine(), rows, self.params, raw=args.raw, keep_order=args.keep_order)
         run = ReplicaRun(
             partial(load_engine, progress=False),
-            self._starts,
+            self.starts,
             rows,
-            self._params,
+            self.params,
             imports=[*map(_absolute, args.imports)],
             raw=args.raw,
             keep_order=args.keep_order,
             note=lambda text: tqdm.write(f"note: {text}", file=sys.stderr),
         )
         stack.enter_context(closing(run))
-        with tqdm(total=len(self._starts), desc="loading", unit="replica", leave=False) as bar:
+        with tqdm(total=len(self.starts), desc="loading", unit="replica", leave=False) as bar:
             run.start(bar.update)
         return run
 
-    def _first_rows(
-        self, rows: Iterator[Row | RowError], count: int, output: "OutputFile | ParquetFile"
-    ) -> list[Row]:
+    def _first_rows(self, rows: Iterator[Row | RowError], count: int, output: Output) -> list[Row]:
         """The first rows to answer, at most `count`; reports failed rows before them."""
         first: list[Row] = []
         while len(first) < count and (row := next(rows, None)) is not None:
@@ -313,20 +304,18 @@ class Job:
         return first
 
     def _nothing_to_answer(self) -> Summary:
-        if not self._rows.num_rows:
-            raise CommandError(f"{', '.join(self._args.input)}: no rows")
-        if self._rows.num_skipped:
-            print(f"nothing to do: {self._args.output} holds what can be answered", file=sys.stderr)
+        if not self.rows.num_rows:
+            raise CommandError(f"{', '.join(self.args.input)}: no rows")
+        if self.rows.num_skipped:
+            print(f"nothing to do: {self.args.output} holds what can be answered", file=sys.stderr)
         return self._summary()
 
-    def _answer(
-        self, run: BatchRun | ReplicaRun, output: "OutputFile | ParquetFile", total: int | None
-    ) -> None:
-        start, skipped = time.perf_counter(), self._rows.num_skipped
+    def _answer(self, run: BatchRun | ReplicaRun, output: Output, total: int | None) -> None:
+        start, skipped = time.perf_counter(), self.rows.num_skipped
         with (
             tqdm(
                 total=total,
-                initial=skipped + self._failed,
+                initial=skipped + self.failed,
                 unit="row",
                 miniters=0,
                 mininterval=0.5,
@@ -337,7 +326,7 @@ class Job:
             for answer in ended:
                 if isinstance(answer, Answer):
                     output.append(answer.to_dict())
-                    self._answered += 1
+                    self.answered += 1
                 else:
                     self._fail(answer, output, bar)
                 speed = run.num_tokens / (time.perf_counter() - start)
@@ -345,27 +334,27 @@ class Job:
                     f"{speed:.1f} tokens/s, acceptance length {run.stats.acceptance_length:.2f}",
                     refresh=False,
                 )
-                before, skipped = skipped, self._rows.num_skipped
+                before, skipped = skipped, self.rows.num_skipped
                 bar.update(1 + skipped - before)
-            bar.update(self._rows.num_skipped - skipped)
+            bar.update(self.rows.num_skipped - skipped)
 
-    def _fail(self, error: RowError, output: "OutputFile | ParquetFile", bar: tqdm | None = None) -> None:
-        self._failed += 1
+    def _fail(self, error: RowError, output: Output, bar: tqdm | None = None) -> None:
+        self.failed += 1
         if error.record is not None:
             output.append(error.record)
-        if len(self._failures) < MAX_FAILURES:
-            self._failures.append(str(error))
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append(str(error))
         if bar is None:
             print(f"error: {error}", file=sys.stderr)
         else:
             bar.write(f"error: {error}", file=sys.stderr)
 
     def _summary(self) -> Summary:
-        assert self._params.seed is not None
+        assert self.params.seed is not None
         return Summary(
-            rows=self._rows.num_rows,
-            answered=self._answered,
-            skipped=self._rows.num_skipped,
-            failures=tuple(self._failures),
-            seed=self._params.seed,
+            rows=self.rows.num_rows,
+            answered=self.answered,
+            skipped=self.rows.num_skipped,
+            failures=tuple(self.failures),
+            seed=self.params.seed,
         )

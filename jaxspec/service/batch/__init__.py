@@ -2,7 +2,7 @@
 
 from jaxspec.service.batch.answer import Answer
 from jaxspec.service.batch.devices import HostDevices
-from jaxspec.service.batch.output import OutputError, OutputFile, Unanswered
+from jaxspec.service.batch.output import Output, OutputError, OutputFile, Unanswered
 from jaxspec.service.batch.processes import ProcessReplica
 from jaxspec.service.batch.record import record_path
 from jaxspec.service.batch.replica import Engines
@@ -20,6 +20,7 @@ __all__ = [
     "Engines",
     "HostDevices",
     "InputError",
+    "Output",
     "OutputError",
     "OutputFile",
     "ProcessReplica",
