@@ -11,59 +11,44 @@ least and the most. All drafters answer the same prompts: those that leave room 
 """
 
 import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.script import new_parser, run_script
+
 import jaxspec
-from jaxspec.commands.command_line import Parser, drafter_from, report
+from jaxspec.commands.command_line import drafter_from
 from jaxspec.config import resolve_config
 from jaxspec.files import open_checkpoint
 from jaxspec.lab.training.config import EvaluateConfig
 from jaxspec.lab.training.evaluate import length_text, measure
 from jaxspec.lab.training.prompt_files import encode_fitting
 from jaxspec.models.target import target_config
-from jaxspec.provenance import provenance
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
+    return run_script(__file__, _parse, _bench, arguments)
+
+
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     results: dict[str, Any] = {}
-    try:
-        asked = EvaluateConfig(
-            temperatures=tuple(args.temperatures),
-            seeds=tuple(args.seeds),
-            num_speculative_tokens=args.num_speculative_tokens,
-            max_new_tokens=args.max_new_tokens,
-        )
-        if args.output:
-            args.output.touch()  # rather fail before measuring than after
-        sets, positions = _read(args)
-        for head in args.head or [None]:
-            drafter: dict[str, Any] = {"num_speculative_tokens": args.num_speculative_tokens}
-            if head is not None:
-                drafter |= drafter_from(head, option="--head")
-            engine = jaxspec.load(
-                args.config,
-                drafter=drafter,
-                batch_size=args.batch_size,
-                max_model_len=positions,
-                slot_sizes=(),
-            )
-            with engine:
-                results[head or args.config] = measure(engine, sets, asked, label=head or args.config)
-    except (ValueError, OSError) as error:
-        return report(error)
+    asked = EvaluateConfig(
+        temperatures=tuple(args.temperatures),
+        seeds=tuple(args.seeds),
+        num_speculative_tokens=args.num_speculative_tokens,
+        max_new_tokens=args.max_new_tokens,
+    )
+    sets, positions = _read(args)
+    for head in args.head or [None]:
+        drafter: dict[str, Any] = {"num_speculative_tokens": args.num_speculative_tokens}
+        if head is not None:
+            drafter |= drafter_from(head, option="--head")
+        sizes = {"batch_size": args.batch_size, "max_model_len": positions, "slot_sizes": ()}
+        with jaxspec.load(args.config, drafter=drafter, **sizes) as engine:
+            results[head or args.config] = measure(engine, sets, asked, label=head or args.config)
     print(_table(results, asked))
-    if args.output:
-        command = shlex.join([Path(__file__).name, *arguments])
-        document = {"acceptance": results, **provenance(command, Path(__file__).parent)}
-        args.output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    return 0
+    return {"acceptance": results}, 0
 
 
 def _read(args: argparse.Namespace) -> tuple[dict[str, list[list[int]]], int]:
@@ -105,7 +90,7 @@ def _table(results: dict[str, Any], asked: EvaluateConfig) -> str:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, "--output")
     parser.add_argument("config", metavar="NAME", help="configuration or checkpoint")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL files")
     parser.add_argument("--head", action="append", help="a checkpoint in place of the drafter's; repeatable")
@@ -115,7 +100,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--num-speculative-tokens", type=int, default=4, help="drafts per step")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--output", type=Path, help="write all statistics as JSON")
     args = parser.parse_args(arguments)
     if args.limit is not None and args.limit < 1:
         parser.error(f"--limit must be at least 1, got {args.limit}")

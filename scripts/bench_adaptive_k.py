@@ -17,14 +17,11 @@ runs. Before the runs of a row, acceptance is forgotten and one run warms up.
 """
 
 import argparse
-import json
 import random
-import shlex
 import statistics
 import sys
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,20 +29,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench.engines import build_engine
+from bench.engines import load_engine
+from bench.script import in_turns, new_parser, numbers, run_script
 from bench.shapes import SHAPES
 
 from jaxspec import SamplingParams
 from jaxspec.commands.bench import PROMPTS, read_prompts
-from jaxspec.commands.command_line import Parser, report
-from jaxspec.config import ConfigError, EngineConfig
 from jaxspec.drafters.kinds.ngram import NGramDrafter
 from jaxspec.engine import Engine
-from jaxspec.engine.api.load import load
 from jaxspec.engine.host.scheduler import Choice, Running
 from jaxspec.engine.rounds.adaptive_k import AdaptiveK
-from jaxspec.files import CheckpointError
-from jaxspec.provenance import provenance
 from jaxspec.sampling import synthetic
 
 _REPEATED = "Repeat this text five times, word for word: "
@@ -62,14 +55,10 @@ class Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        return _bench(_parse(arguments), shlex.join(["scripts/bench_adaptive_k.py", *arguments]))
-    except (ConfigError, CheckpointError, ValueError) as error:
-        return report(error)
+    return run_script(__file__, _parse, _bench, arguments)
 
 
-def _bench(args: argparse.Namespace, command: str) -> int:
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     engine = _load(args)
     engine.wait_prepared()
     adaptive = engine.core.adaptive_k
@@ -93,10 +82,7 @@ def _bench(args: argparse.Namespace, command: str) -> int:
     for name in choices.keys() - fixed.keys():
         worst = {of: min(row[name][of] for row in rows) for of in ("to_plain", "to_best")}
         print(f"worst of {name}: {worst['to_plain']:.3f} of plain, {worst['to_best']:.3f} of the best K")
-    if args.json:
-        result = provenance(command, Path(__file__).parent) | {"rows": rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return {"rows": rows}, 0
 
 
 def _load(args: argparse.Namespace) -> Engine:
@@ -104,19 +90,17 @@ def _load(args: argparse.Namespace) -> Engine:
     sizes |= {"slot_sizes": args.slots, "mixed_prefill_tokens": args.mixed}
     if args.samples is None:
         sizes["prefill_batch_size"] = 4
-    modes: dict[str, Any] = {"sampling_modes": ("sampled" if args.samples else "greedy",), "progress": False}
+    modes: dict[str, Any] = {"sampling_modes": ("sampled" if args.samples else "greedy",)}
     if args.shape is None:
-        return load(args.config, drafter={"num_speculative_tokens": "auto"}, **sizes, **modes)
+        return load_engine(args.config, sizes, {"num_speculative_tokens": "auto"}, **modes)
     # In place of one number for the engine, so that all rows share its programs.
     synthetic._accepts_by_rate = _accepts_by_request
     shape = SHAPES[args.shape]
     if args.layers:
         shape = replace(shape, target={**shape.target, "num_hidden_layers": args.layers})
     drafter = {"drafter": NGramDrafter(args.k)} if args.lookup else {"num_drafts": args.k}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="synthetic_acceptance_length")
-        config = EngineConfig(**sizes, synthetic_acceptance_length=1.0)
-        return build_engine(shape, config, is_adaptive=True, sampling_modes=("greedy",), **drafter)
+    sizes["synthetic_acceptance_length"] = 1.0
+    return load_engine(shape, sizes, drafter, is_adaptive=True, **modes)
 
 
 _by_rate = synthetic._accepts_by_rate
@@ -175,9 +159,8 @@ def _measure(
             _run(engine, row, choice)
     engine.wait_prepared()  # the first samples ask for programs that report log-probabilities
     rates: dict[str, list[float]] = {name: [] for name in choices}
-    names = list(choices)
     for repeat in range(repeats):
-        for name in (*names[repeat % len(names) :], *names[: repeat % len(names)]):
+        for name in in_turns(list(choices), repeat):
             rates[name].append(_run(engine, row, choices[name]))
     return rates
 
@@ -213,14 +196,14 @@ def _line(row: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("config", nargs="?", help="configuration or checkpoint")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--layers", type=int, help="layers of the shape's target")
     parser.add_argument("--lookup", action="store_true", help="prompt lookup in place of the shape's head")
     parser.add_argument("--k", type=int, default=4, help="the largest K of a shape")
-    parser.add_argument("--slots", type=_numbers(int), default=[1, 8], metavar="N,N,...")
-    parser.add_argument("--acceptance", type=_numbers(float), default=[1, 1.5, 2, 3, 4], metavar="A,A,...")
+    parser.add_argument("--slots", type=numbers(), default=[1, 8], metavar="N,N,...")
+    parser.add_argument("--acceptance", type=numbers(float), default=[1, 1.5, 2, 3, 4], metavar="A,A,...")
     parser.add_argument("--samples", type=int, metavar="N", help="samples of every prompt of a configuration")
     parser.add_argument(
         "--input", type=Path, metavar="FILE", help="prompts to sample; by default built-in ones"
@@ -229,7 +212,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--mixed", type=int, metavar="TOKENS", help="engine.mixed_prefill_tokens")
     parser.add_argument("--new-tokens", type=int, default=256, help="mean length of an answer")
     parser.add_argument("--repeats", type=int, default=5, help="runs of every choice")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     if (args.config is None) == (args.shape is None):
         parser.error("give either a configuration or --shape")
@@ -242,10 +224,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     elif len(args.slots) > 1:
         parser.error("--samples needs one number of --slots")
     return args
-
-
-def _numbers(kind: type) -> Callable[[str], list]:
-    return lambda text: [kind(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

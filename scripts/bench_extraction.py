@@ -11,19 +11,17 @@ follow it.
 
 import argparse
 import json
-import shlex
 import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.script import new_parser, run_script
+
 import jaxspec
-from jaxspec.commands.command_line import Parser
-from jaxspec.provenance import provenance
 
 _NAMES = ("Anna Schmidt", "John Miller", "Wei Chen", "Maria Rossi", "Omar Haddad")
-_JOBS = (
+_JOBS = [
     "carpenter",
     "teacher",
     "programmer",
@@ -34,7 +32,7 @@ _JOBS = (
     "judge",
     "baker",
     "nurse",
-)
+]
 _CITIES = ("Berlin", "Boston", "Shanghai", "Rome", "Cairo", "Lima", "Oslo")
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -49,21 +47,12 @@ SCHEMA: dict[str, Any] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the measurement; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
-    try:
-        if args.json:
-            args.json.touch()  # rather fail before answering than after
-        rows = [row for batch_size in args.batch_size for row in compare(args, batch_size)]
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.json:
-        command = shlex.join(["scripts/bench_extraction.py", *arguments])
-        result = provenance(command, Path(__file__).parent) | {"rows": rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(any(row["valid"] + row["cut"] < len(prompts()) for row in rows[1::2]))
+    return run_script(__file__, _parse, _bench, arguments)
+
+
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    rows = [row for batch_size in args.batch_size for row in compare(args, batch_size)]
+    return {"rows": rows}, int(any(row["valid"] + row["cut"] < len(prompts()) for row in rows[1::2]))
 
 
 def compare(args: argparse.Namespace, batch_size: int) -> list[dict[str, Any]]:
@@ -135,12 +124,11 @@ def _middle(passes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("config", help="configuration")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1], metavar="N", help="slots")
     parser.add_argument("--passes", type=int, default=3, help="times to answer all prompts in each way")
     parser.add_argument("--device", metavar="NAME", help='as for jaxspec.load, such as "cpu" or "gpu"')
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

@@ -8,24 +8,21 @@ cache. Kernels are written in Triton for GPUs and in Numba for CPUs.
 """
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from bench.kernel_calls import Call, all_calls
+from bench.script import new_parser, run_script
 from bench.traffic import copy_bandwidth
 
-from jaxspec.commands.command_line import Parser, report
-from jaxspec.provenance import provenance
+from jaxspec.commands.command_line import CommandError
 
 # Larger than the L2 cache of any GPU and the L3 cache of most CPUs.
 _ROTATED_BYTES = 1 << 27
@@ -35,17 +32,19 @@ _COLUMNS = "{:16} {:28} {:>9} {:>9} {:>9} {:>7}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
+    return run_script(__file__, _parse, _bench, arguments)
+
+
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     kernel = "triton" if jax.default_backend() == "gpu" else "numba"
     known = list(all_calls())
     offered = [call for call in known if args.op in (None, call.op.name)]
     if not offered:
         names = dict.fromkeys(call.op.name for call in known)
-        return report(f"--op: {args.op!r} is unknown; known: {', '.join(names)}")
+        raise CommandError(f"--op: {args.op!r} is unknown; known: {', '.join(names)}")
     reasons = {call.op.name: call.op.why_not(kernel) for call in offered}
     if all(reasons.values()):
-        return report("; ".join(f"{name}: the {kernel} kernel {why}" for name, why in reasons.items()))
+        raise CommandError("; ".join(f"{name}: the {kernel} kernel {why}" for name, why in reasons.items()))
     bandwidth = copy_bandwidth()
     print(f"copy {bandwidth / 1e12:.2f} TB/s")
     print(_COLUMNS.format("operation", "case", f"{kernel} us", "xla us", "floor us", "share"))
@@ -63,12 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append(row | {f"{kind}_us": seconds * 1e6 for kind, seconds in times.items()})
             numbers = (f"{x * 1e6:.2f}" for x in (times[kernel], times["xla"], floor))
             print(_COLUMNS.format(name, call.name, *numbers, f"{floor / times[kernel]:.0%}"), flush=True)
-    if args.json:
-        command = shlex.join(["scripts/bench_kernels.py", *arguments])
-        result = provenance(command, Path(__file__).parent) | {"copy_bandwidth": bandwidth, "rows": rows}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return int(failed)
+    return {"copy_bandwidth": bandwidth, "rows": rows}, int(failed)
 
 
 def _check(call: Call, kernel: str) -> str | None:
@@ -126,9 +120,8 @@ def _time(call: Call, implementation: str) -> float:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--op", help="only this operation")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

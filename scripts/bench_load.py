@@ -15,31 +15,26 @@ once per program for prompts, at the bandwidth of a copy. "wait" is the time bet
 """
 
 import argparse
-import json
-import shlex
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
-from bench.engines import add_engine_option, build_engine
+from bench.engines import add_engine_option, load_engine
 from bench.load import run, summary
+from bench.script import new_parser, run_script
 from bench.shapes import SHAPES
 from bench.timeline import kernel_table, read_kernels
 from bench.traffic import copy_bandwidth, weight_bytes
 from bench.workloads import Asked, poisson, workloads
 
-from jaxspec.commands.command_line import CommandError, Parser, drafter_options, drafts_option, report
-from jaxspec.config import ConfigError, EngineConfig, resolve_config
+from jaxspec.commands.command_line import CommandError, drafter_options, drafts_option
+from jaxspec.config import resolve_config
 from jaxspec.drafters.kinds.none import NoDrafter
 from jaxspec.engine import Engine
-from jaxspec.engine.api.load import load
 from jaxspec.engine.device.step import Models
-from jaxspec.files import CheckpointError
-from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams, required_mode
 from jaxspec.service.batch import InputError, RowError, read_rows
 
@@ -48,14 +43,10 @@ _COLUMNS = "{:<16} {:>5} {:>8} {:>8} {:>10} {:>9} {:>8} {:>8} {:>7} {:>7} {:>7} 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        return _bench(_parse(arguments), shlex.join(["scripts/bench_load.py", *arguments]))
-    except (ConfigError, CheckpointError, CommandError) as error:
-        return report(error)
+    return run_script(__file__, _parse, _bench, arguments)
 
 
-def _bench(args: argparse.Namespace, command: str) -> int:
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     bandwidth = copy_bandwidth(args.copy_bytes)
     begin = time.perf_counter()
     engine = _load(args)
@@ -86,43 +77,31 @@ def _bench(args: argparse.Namespace, command: str) -> int:
         print(_line(row), flush=True)
         if args.profile:
             print(_profile(engine, asked, args), flush=True)
-    if args.json:
-        result = {
-            **provenance(command, Path(__file__).parent),
-            "model": args.shape or args.config,
-            "num_drafts": engine.num_speculative_tokens,
-            "synthetic_acceptance": engine.config.synthetic_acceptance_length,
-            "engine": sizes,
-            "temperature": args.params.temperature,
-            "rate": args.rate,
-            "seed": args.seed,
-            "load_seconds": load_seconds,
-            "copy_bandwidth": bandwidth,
-            "rows": rows,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    result = {
+        "model": args.shape or args.config,
+        "num_drafts": engine.num_speculative_tokens,
+        "synthetic_acceptance": engine.config.synthetic_acceptance_length,
+        "engine": sizes,
+        "temperature": args.params.temperature,
+        "rate": args.rate,
+        "seed": args.seed,
+        "load_seconds": load_seconds,
+        "copy_bandwidth": bandwidth,
+        "rows": rows,
+    }
+    return result, 0
 
 
 def _load(args: argparse.Namespace) -> Engine:
-    mode = required_mode(args.params)
+    modes = {"sampling_modes": (required_mode(args.params),)}
     sizes = {"batch_size": args.batch_size, "max_model_len": args.max_model_len, **args.engine}
     if args.acceptance is not None:
         sizes["synthetic_acceptance_length"] = args.acceptance
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="synthetic_acceptance_length")
-        if args.shape is None:
-            drafter = drafter_options(args, resolve_config(args.config))
-            return load(args.config, drafter=drafter, sampling_modes=(mode,), progress=False, **sizes)
-        is_adaptive = args.num_speculative_tokens == "auto"
-        return build_engine(
-            SHAPES[args.shape],
-            EngineConfig(**sizes),
-            num_drafts=_MOST_DRAFTS if is_adaptive else args.num_speculative_tokens,
-            is_adaptive=is_adaptive,
-            sampling_modes=(mode,),
-        )
+    if args.shape is None:
+        return load_engine(args.config, sizes, drafter_options(args, resolve_config(args.config)), **modes)
+    is_adaptive = args.num_speculative_tokens == "auto"
+    drafter = {"num_drafts": _MOST_DRAFTS if is_adaptive else args.num_speculative_tokens}
+    return load_engine(SHAPES[args.shape], sizes, drafter, is_adaptive=is_adaptive, **modes)
 
 
 def _chosen(args: argparse.Namespace, engine: Engine) -> dict[str, list[Asked]]:
@@ -231,7 +210,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a configuration or a checkpoint")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
     drafts = parser.add_mutually_exclusive_group()
@@ -283,7 +262,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="N",
         help="trace one more run on a GPU, and print its N most expensive kernels",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     if (args.config is None) == (args.shape is None):
         parser.error("give either CONFIG or --shape")

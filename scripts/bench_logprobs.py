@@ -11,13 +11,8 @@ Weights are random. Times are medians of several runs, after one that warms up:
 """
 
 import argparse
-import json
-import shlex
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,28 +20,21 @@ import jax.numpy as jnp
 import numpy as np
 from bench.engines import build_engine
 from bench.program import start
+from bench.script import median_seconds, new_parser, numbers, run_script
 from bench.shapes import SHAPES, build_models
 
-from jaxspec.commands.command_line import Parser, report
-from jaxspec.config import ConfigError, EngineConfig
-from jaxspec.provenance import provenance
+from jaxspec.config import EngineConfig
 from jaxspec.sampling import SamplingParams
 
 STEPS_PER_DISPATCH = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
-    try:
-        result = {"steps": _steps(args), **_engine(args)}
-    except ConfigError as error:
-        return report(error)
-    if args.json:
-        where = provenance(shlex.join(["scripts/bench_logprobs.py", *arguments]), Path(__file__).parent)
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**where, "shape": args.shape, **result}, indent=1) + "\n")
-    return 0
+    return run_script(__file__, _parse, _bench, arguments)
+
+
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    return {"shape": args.shape, "steps": _steps(args), **_engine(args)}, 0
 
 
 def _steps(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -75,7 +63,7 @@ def _steps(args: argparse.Namespace) -> list[dict[str, Any]]:
                 running.rewind()
                 jax.block_until_ready([running.enqueue().words for _ in range(dispatches)])
 
-            step = _median(run, args.runs) / (dispatches * STEPS_PER_DISPATCH)
+            step = median_seconds(run, args.runs) / (dispatches * STEPS_PER_DISPATCH)
             plain = step if logprobs is None else plain
             rows.append({"batch": batch_size, "logprobs": logprobs, "step_ms": step * 1e3})
             print(f"{batch_size:6} {logprobs!s:>9} {step * 1e3:9.3f} {step / plain - 1:7.1%}", flush=True)
@@ -104,11 +92,11 @@ def _engine(args: argparse.Namespace) -> dict[str, Any]:
         for name, way in ways.items():
             way()
             engine.wait_prepared()
-            found[name] = _median(way, args.runs)
+            found[name] = median_seconds(way, args.runs)
             ratio = found[name] / found["read"]
             print(f"{name:>16} {args.texts} x {args.length}: {found[name] * 1e3:9.1f} ms, {ratio:.3f} x")
         weights = jax.tree.map(jnp.copy, engine.weights)
-        found["update"] = _median(lambda: _update(engine, weights), args.runs)
+        found["update"] = median_seconds(lambda: _update(engine, weights), args.runs)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
         print(f"{'update':>16} {size / 1e9:.2f} GB: {found['update'] * 1e3:.1f} ms")
         return {name + "_ms": seconds * 1e3 for name, seconds in found.items()}
@@ -119,21 +107,11 @@ def _update(engine: Any, weights: Any) -> None:
     jax.block_until_ready(engine.programs.leaves)
 
 
-def _median(run: Callable[[], object], runs: int) -> float:
-    """Seconds of a run, after one that is not timed."""
-    seconds = []
-    for _ in range(runs + 1):
-        begin = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[1:])
-
-
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--k", type=int, default=3, help="drafts per step")
-    parser.add_argument("--batch", type=_numbers, default=[1, 8, 32], metavar="B,B,...", help="slots")
+    parser.add_argument("--batch", type=numbers(), default=[1, 8, 32], metavar="B,B,...", help="slots")
     parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--context", type=int, default=128, help="tokens of the prompt, for a step")
@@ -142,12 +120,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048, help="tokens of each")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--runs", type=int, default=5, help="timed runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
-
-
-def _numbers(text: str) -> list[int]:
-    return list(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -10,38 +10,26 @@ differs.
 """
 
 import argparse
-import json
-import shlex
 import sys
 import time
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from bench.script import in_turns, new_parser, run_script
+
 import jaxspec
-from jaxspec.commands.command_line import Parser
-from jaxspec.provenance import provenance
 
 PENALTIES = {"repetition_penalty": 1 + 1e-6, "presence_penalty": 1e-6, "frequency_penalty": 1e-6}
 _THINGS = ("gravity", "rain", "bread", "a compass", "the moon", "a bridge", "salt", "a clock")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the measurement; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
-    try:
-        if args.json:
-            args.json.touch()  # rather fail before answering than after
-        rows = [compare(args, batch_size) for batch_size in args.batch_size]
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.json:
-        command = shlex.join(["scripts/bench_penalties.py", *arguments])
-        result = provenance(command, Path(__file__).parent) | {"rows": rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(any(row["differ"] for row in rows))
+    return run_script(__file__, _parse, _bench, arguments)
+
+
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    rows = [compare(args, batch_size) for batch_size in args.batch_size]
+    return {"rows": rows}, int(any(row["differ"] for row in rows))
 
 
 def compare(args: argparse.Namespace, batch_size: int) -> dict[str, Any]:
@@ -72,7 +60,7 @@ def compare(args: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     differ = 0
     for index in range(args.passes):
         texts = []
-        for way in list(ways)[:: -1 if index % 2 else 1]:
+        for way in in_turns(list(ways), index):
             step, answers = answer(ways[way])
             seconds[way].append(step)
             texts.append([each.token_ids for each in answers])
@@ -90,14 +78,13 @@ def compare(args: argparse.Namespace, batch_size: int) -> dict[str, Any]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("config", help="configuration")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8], metavar="N", help="slots")
     parser.add_argument("--passes", type=int, default=60, help="times to answer in each way")
     parser.add_argument("--drafts", type=int, default=2, metavar="K", help="drafts per step")
     parser.add_argument("--new-tokens", type=int, default=24, metavar="N", help="tokens of each answer")
     parser.add_argument("--device", metavar="NAME", help='as for jaxspec.load, such as "cpu" or "gpu"')
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

@@ -11,53 +11,34 @@ a share of the time. Over several devices, bytes are those of one device, and me
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench.program import Running, start
-from bench.shapes import SHAPES, build_models
+from bench.program import Running, add_program_options, network, start_program
+from bench.script import new_parser, numbers, run_script
 from bench.traffic import cache_bytes, copy_bandwidth, weight_bytes
 
-from jaxspec.commands.command_line import Parser, report
-from jaxspec.config import ConfigError
-from jaxspec.provenance import provenance
 from jaxspec.sampling import SamplingParams
-from jaxspec.sharding import make_mesh
 
 _COLUMNS = "{:>6} {:>5} {:>8} {:>8} {:>9} {:>9} {:>8} {:>7} {:>8} {:>9} {:>8}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        return _bench(_parse(arguments), arguments)
-    except ConfigError as error:
-        return report(error)
+    return run_script(__file__, _parse, _bench, arguments)
 
 
-def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
-    mesh = make_mesh(args.tensor_parallel)
-    num_drafts = 0 if args.no_speculation else args.k
-    dtype = jnp.dtype(args.dtype)
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     bandwidth = copy_bandwidth(args.copy_bytes)
-    models = build_models(
-        SHAPES[args.shape],
-        num_drafts=num_drafts,
-        dtype=dtype,
-        mesh=mesh,
-        split_drafter=not args.whole_drafter,
-        activations=args.gpu_activations,
-    )
+    mesh, models = network(args, split_drafter=not args.whole_drafter)
+    num_drafts, dtype = models.drafter.num_speculative_tokens, jnp.dtype(args.dtype)
     devices = f" on {mesh.size} devices" if mesh.size > 1 else ""
     print(f"{args.shape}, K={num_drafts}, {args.dtype}{devices}: copy {bandwidth / 1e12:.2f} TB/s")
     print(
@@ -76,19 +57,14 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
         )
     )
     compile_for = partial(
-        start,
+        start_program,
+        args,
         models,
-        context=args.context,
+        mesh,
         # A margin, because acceptance is random and the last dispatch runs past the end.
         new_tokens=2 * args.new_tokens + 8 * args.steps_per_dispatch,
         max_model_len=max(args.max_model_len, args.context + 4 * args.new_tokens + 1024),
         page_size=args.page_size,
-        steps_per_dispatch=args.steps_per_dispatch,
-        acceptance=args.acceptance if num_drafts else None,
-        dtype=dtype,
-        mesh=mesh,
-        exact=args.exact,
-        cache_dtype=args.cache_dtype,
     )
     cases = list(product(args.params, args.batch))
     # Compile all programs in parallel before timing any.
@@ -126,27 +102,23 @@ def _bench(args: argparse.Namespace, arguments: list[str]) -> int:
             ),
             flush=True,
         )
-    if args.json:
-        result = {
-            **provenance(shlex.join(["scripts/bench_step.py", *arguments]), Path(__file__).parent),
-            "shape": args.shape,
-            "num_drafts": num_drafts,
-            "exact": args.exact,
-            "cache_dtype": args.cache_dtype or args.dtype,
-            "gpu_activations": args.gpu_activations,
-            "tensor_parallel": mesh.size,
-            "whole_drafter": args.whole_drafter,
-            "top_k": args.top_k,
-            "top_p": args.top_p,
-            "params": args.fields,
-            "context": args.context,
-            "new_tokens": args.new_tokens,
-            "copy_bandwidth": bandwidth,
-            "rows": rows,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    result = {
+        "shape": args.shape,
+        "num_drafts": num_drafts,
+        "exact": args.exact,
+        "cache_dtype": args.cache_dtype or args.dtype,
+        "gpu_activations": args.gpu_activations,
+        "tensor_parallel": mesh.size,
+        "whole_drafter": args.whole_drafter,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "params": args.fields,
+        "context": args.context,
+        "new_tokens": args.new_tokens,
+        "copy_bandwidth": bandwidth,
+        "rows": rows,
+    }
+    return result, 0
 
 
 def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: float) -> dict[str, Any]:
@@ -179,14 +151,12 @@ def _measure(running: Running, args: argparse.Namespace, *, tokens_per_step: flo
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
-    parser.add_argument("--k", type=int, default=4, help="drafts per step")
-    parser.add_argument("--batch", type=_numbers, default=[1, 8, 32], metavar="B,B,...", help="slots")
-    parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
+    parser = new_parser(__doc__)
+    add_program_options(parser, context=128, steps_per_dispatch=8)
+    parser.add_argument("--batch", type=numbers(), default=[1, 8, 32], metavar="B,B,...", help="slots")
     parser.add_argument(
         "--temperature",
-        type=lambda text: _numbers(text, float),
+        type=numbers(float),
         default=[0.0],
         metavar="T,T,...",
         help="0 times the greedy program",
@@ -203,21 +173,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="JSON",
         help='further fields of SamplingParams, for example {"presence_penalty": 1}',
     )
-    parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
-    parser.add_argument("--context", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--new-tokens", type=int, default=512, help="tokens of the answer")
     parser.add_argument("--max-model-len", type=int, default=8192, help="positions of the page table")
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--steps-per-dispatch", type=int, default=8)
-    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
     parser.add_argument("--whole-drafter", action="store_true", help="put the whole drafter on every device")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
-    parser.add_argument("--gpu-activations", metavar="DTYPE", help="`engine.gpu_activations`")
-    parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--runs", type=int, default=3, help="timed runs")
     parser.add_argument("--copy-bytes", type=int, default=1 << 31, help="size of the timed copy")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     if args.no_speculation:
         parser.refuse(args, ["k", "acceptance", "whole_drafter"], "with --no-speculation")
@@ -233,10 +194,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if not any(args.temperature):
         parser.refuse(args, ["top_k", "top_p"], "without --temperature")
     return args
-
-
-def _numbers(text: str, kind: type = int) -> list:
-    return [kind(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

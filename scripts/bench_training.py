@@ -8,20 +8,19 @@ matter, which are drawn from exponential distributions with the given means. Com
 """
 
 import argparse
-import json
-import shlex
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bench.script import new_parser, run_script
 from bench.timeline import kernel_table, read_kernels
 
-from jaxspec.commands.command_line import Parser, report
 from jaxspec.config import ConfigError
 from jaxspec.files import open_checkpoint
 from jaxspec.lab.training.config import TrainingRun, load_training_run
@@ -30,25 +29,22 @@ from jaxspec.lab.training.packing import Conversations, PackedSource, pack, trai
 from jaxspec.lab.training.sizes import draft_vocabulary_size
 from jaxspec.lab.training.trainer import Trainer
 from jaxspec.models.target import load_target, target_config
-from jaxspec.provenance import provenance
 
 _WARM_UP, _PROFILED = 4, 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
-    try:
-        run = load_training_run(args.config)
-        for name in ("steps", "batch_size", "row_length"):
-            if not getattr(run.train, name):
-                raise ConfigError(f"{args.config}: the benchmark needs train.{name}")
-        trainer, vocabulary = _trainer(run)
-        config = run.train
-        conversations = _conversations(args, config.row_length, config.batch_size, vocabulary)
-    except (ValueError, OSError) as error:
-        return report(error)
+    return run_script(__file__, _parse, _bench, arguments)
+
+
+def _bench(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    run = load_training_run(args.config)
+    for name in ("steps", "batch_size", "row_length"):
+        if not getattr(run.train, name):
+            raise ConfigError(f"{args.config}: the benchmark needs train.{name}")
+    trainer, vocabulary = _trainer(run)
+    config = run.train
+    conversations = _conversations(args, config.row_length, config.batch_size, vocabulary)
     rows = pack(np.diff(conversations.start), config.row_length, 0)
     batches = training_batches(
         PackedSource(conversations, rows, config.row_length), batch_size=config.batch_size, seed=0
@@ -67,22 +63,14 @@ def main(arguments: list[str] | None = None) -> int:
         f"{tokens / seconds:,.0f} tokens/s; an update of {config.batch_size} rows of {config.row_length} "
         f"tokens takes {seconds * 1e3:.1f} ms (median of {args.updates}); {filled:.0%} of the rows are filled"
     )
-    if args.json:
-        found = {"tokens_per_second": tokens / seconds, "update_ms": seconds * 1e3, "filled": filled}
-        found |= provenance(shlex.join(["scripts/bench_training.py", *arguments]), Path(__file__).parent)
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
     if args.profile:
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder):
                 for batch in given[:_PROFILED]:
                     state, sums = trainer.update(state, batch)
                 jax.block_until_ready(sums)
-            try:
-                print(kernel_table(read_kernels(Path(folder)), args.profile, steps=_PROFILED))
-            except ValueError as error:
-                return report(error)
-    return 0
+            print(kernel_table(read_kernels(Path(folder)), args.profile, steps=_PROFILED))
+    return {"tokens_per_second": tokens / seconds, "update_ms": seconds * 1e3, "filled": filled}, 0
 
 
 def _trainer(run: TrainingRun) -> tuple[Trainer, int]:
@@ -113,7 +101,7 @@ def _conversations(
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument(
         "config", type=Path, help="a training configuration with the sizes of rows and batches"
     )
@@ -121,7 +109,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--answer-tokens", type=int, default=168, help="mean length of an answer")
     parser.add_argument("--updates", type=int, default=40, help="updates to time")
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="kernels to print, on a GPU")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args(arguments)
 
 

@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.engines import add_engine_option, build_engine
+from bench.engines import add_engine_option, load_engine
 from bench.shapes import SHAPES
 
-import jaxspec
 from jaxspec.commands.bench import read_prompts
 from jaxspec.commands.command_line import Parser
-from jaxspec.config import EngineConfig
 from jaxspec.drafters.kinds.ngram import NGramDrafter
 from jaxspec.engine import Engine, Generation
 
@@ -137,25 +135,20 @@ def _num_scored_alike(engine: Engine, answers: Sequence[Generation]) -> int:
 
 
 def _source(args: argparse.Namespace) -> tuple[Callable[[int, dict[str, Any]], Engine], list[Any]]:
-    if args.shape is None:
-
-        def load(drafts: int, sizes: dict[str, Any]) -> Engine:
+    def load(drafts: int, sizes: dict[str, Any]) -> Engine:
+        modes = {"sampling_modes": sizes.pop("sampling_modes")}
+        if args.shape is None:
             drafter = {"num_speculative_tokens": drafts} if drafts else {"kind": "none"}
-            return jaxspec.load(args.config, drafter=drafter, progress=False, **sizes)
-
-        prompts = [prompt for path in args.input or [None] for prompt in read_prompts(path, args.limit)]
-        return load, prompts
-    rng = np.random.default_rng(0)
-    shape = SHAPES[args.shape]
-    texts = [rng.integers(10, shape.target["vocab_size"], 20 + 11 * i).tolist() for i in range(args.limit)]
-
-    def build(drafts: int, sizes: dict[str, Any]) -> Engine:
-        modes = sizes.pop("sampling_modes")
+            return load_engine(args.config, sizes, drafter, **modes)
         # Random networks end in cycles, which n-grams continue. No draft of a random head would be accepted.
-        drafter = NGramDrafter(drafts) if drafts else None
-        return build_engine(shape, EngineConfig(**sizes), drafter=drafter, sampling_modes=modes)
+        lookup = {"drafter": NGramDrafter(drafts)} if drafts else {}
+        return load_engine(SHAPES[args.shape], sizes, lookup, **modes)
 
-    return build, texts
+    if args.shape is None:
+        return load, [prompt for path in args.input or [None] for prompt in read_prompts(path, args.limit)]
+    rng = np.random.default_rng(0)
+    vocabulary = SHAPES[args.shape].target["vocab_size"]
+    return load, [rng.integers(10, vocabulary, 20 + 11 * i).tolist() for i in range(args.limit)]
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

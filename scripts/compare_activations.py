@@ -9,7 +9,6 @@ rounded as on a CPU, or with --fp8 as on a GPU: to FP8, before products with the
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,19 +19,18 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bench.script import new_parser, run_script
 from flax import nnx
 from jaxspec_kernels.fp8_matmul.reference import split_fp8
 from jaxspec_kernels.matmul import matmul
 
 from jaxspec.attention import PackedMemory
-from jaxspec.commands.command_line import Parser
 from jaxspec.config import SourceConfig, named_target
 from jaxspec.files import Checkpoint, CheckpointError, Tokenizer, open_checkpoint
 from jaxspec.files.quantized.codes import QuantizedTensor
 from jaxspec.lab.training.prompt_files import read_rows
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.target import plan_target
-from jaxspec.provenance import provenance
 from jaxspec.weights import parameters
 from jaxspec.weights.packed_weights import Activations, resolve_activations
 
@@ -54,29 +52,24 @@ _Shapes = frozenset[tuple[int, int]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
-    try:
-        if args.json:
-            args.json.touch()  # rather fail before scoring than after
-        if not args.fp8:
-            resolve_activations("int8", _FLOAT32)
-        source = named_target(SourceConfig(args.config))
-        checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
-        if checkpoint.tokenizer is None:
-            raise ValueError(f"{checkpoint.name} has no tokenizer")
-        text = json.loads(_TEXT.read_text("utf-8"))["text"]
-        sets: dict[str, list[_Text]] = {"fixed text": [([], checkpoint.tokenizer.encode(text))]}
-        if args.input:
-            sets[args.input.name] = list(read_answers(checkpoint.tokenizer, args.input, args.limit))
-        if args.fp8:
-            losses = {name: measure_fp8(checkpoint, sets, rounds=name == "fp8") for name in _FP8_KINDS}
-        else:
-            losses = {name: measure(checkpoint, sets, *kind) for name, kind in _KINDS.items()}
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_script(__file__, _parse, _compare, arguments)
+
+
+def _compare(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    if not args.fp8:
+        resolve_activations("int8", _FLOAT32)
+    source = named_target(SourceConfig(args.config))
+    checkpoint = open_checkpoint(source.source, file=source.file, sha256=source.sha256)
+    if checkpoint.tokenizer is None:
+        raise ValueError(f"{checkpoint.name} has no tokenizer")
+    text = json.loads(_TEXT.read_text("utf-8"))["text"]
+    sets: dict[str, list[_Text]] = {"fixed text": [([], checkpoint.tokenizer.encode(text))]}
+    if args.input:
+        sets[args.input.name] = list(read_answers(checkpoint.tokenizer, args.input, args.limit))
+    if args.fp8:
+        losses = {name: measure_fp8(checkpoint, sets, rounds=name == "fp8") for name in _FP8_KINDS}
+    else:
+        losses = {name: measure(checkpoint, sets, *kind) for name, kind in _KINDS.items()}
     rows, changes = [], []
     for name, texts in sets.items():
         by_kind = {kind: loss[name] for kind, loss in losses.items()}
@@ -85,11 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         for kind, loss in by_kind.items():
             changes.append(loss / by_kind["float32"] - 1)
             print(f"  {kind:<25}{loss:.5f}  {changes[-1]:+.3%}")
-    if args.json:
-        command = shlex.join(["scripts/compare_activations.py", *arguments])
-        result = provenance(command, Path(__file__).parent) | {"rows": rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(max(map(abs, changes)) > args.bound)
+    return {"rows": rows}, int(max(map(abs, changes)) > args.bound)
 
 
 def read_answers(tokenizer: Tokenizer, path: Path, limit: int) -> Iterator[_Text]:
@@ -185,14 +174,13 @@ def _next_token_losses(
     return -jnp.take_along_axis(logs, jnp.roll(tokens, -1)[:, None], axis=1)[:, 0]
 
 
-def _parse(arguments: list[str]) -> Any:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = new_parser(__doc__)
     parser.add_argument("config", metavar="MODEL", help="a configuration (its target), or a checkpoint")
     parser.add_argument("--fp8", action="store_true", help="round activations to FP8, as on a GPU")
     parser.add_argument("--input", type=Path, help="JSONL of `prompt` and `answer`")
     parser.add_argument("--limit", type=int, default=200, help="answers to score")
     parser.add_argument("--bound", type=float, default=0.003, help="the largest relative change allowed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
 
 

@@ -9,8 +9,6 @@ a margin is above --tie.
 """
 
 import argparse
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,54 +16,44 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bench.script import new_parser, numbers, run_script
 
 import jaxspec
 from jaxspec.attention import PackedMemory
 from jaxspec.commands.bench import read_prompts
-from jaxspec.commands.command_line import Parser
 from jaxspec.config import load_config
 from jaxspec.files import open_checkpoint
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.target import load_target
-from jaxspec.provenance import provenance
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
-    try:
-        if args.json:
-            args.json.touch()  # rather fail before answering than after
-        prompts = read_prompts(args.input, args.limit)
-        target = load(args.config, args.dtype)
-        sizes = {"dtype": args.dtype, "sampling_modes": ("greedy",)}
-        plain_engine = jaxspec.load(args.config, drafter={"kind": "none"}, batch_size=1, **sizes)
-        plain = plain_engine.generate(prompts, max_new_tokens=args.max_new_tokens)
-        rows, worst = [], 0.0
-        for batch_size in args.batch_size:
-            engine = jaxspec.load(args.config, batch_size=batch_size, **sizes)
-            speculative = engine.generate(prompts, max_new_tokens=args.max_new_tokens)
-            row = compare(target, plain, speculative)
-            rows.append(row | {"batch_size": batch_size})
-            worst = max([worst, *(part["margin"] for part in row["parts"])])
+    return run_script(__file__, _parse, _compare, arguments)
+
+
+def _compare(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    prompts = read_prompts(args.input, args.limit)
+    target = load(args.config, args.dtype)
+    sizes = {"dtype": args.dtype, "sampling_modes": ("greedy",)}
+    plain_engine = jaxspec.load(args.config, drafter={"kind": "none"}, batch_size=1, **sizes)
+    plain = plain_engine.generate(prompts, max_new_tokens=args.max_new_tokens)
+    rows, worst = [], 0.0
+    for batch_size in args.batch_size:
+        engine = jaxspec.load(args.config, batch_size=batch_size, **sizes)
+        speculative = engine.generate(prompts, max_new_tokens=args.max_new_tokens)
+        row = compare(target, plain, speculative)
+        rows.append(row | {"batch_size": batch_size})
+        worst = max([worst, *(part["margin"] for part in row["parts"])])
+        print(
+            f"batch {batch_size}: {row['identical']} of {len(prompts)} answers identical, "
+            f"{row['tokens']} tokens, acceptance length {row['acceptance_length']:.2f}"
+        )
+        for part in row["parts"]:
             print(
-                f"batch {batch_size}: {row['identical']} of {len(prompts)} answers identical, "
-                f"{row['tokens']} tokens, acceptance length {row['acceptance_length']:.2f}"
+                f"  prompt {part['prompt']} differs from token {part['token']}, "
+                f"two best logits {part['margin']:.1e} apart"
             )
-            for part in row["parts"]:
-                print(
-                    f"  prompt {part['prompt']} differs from token {part['token']}, "
-                    f"two best logits {part['margin']:.1e} apart"
-                )
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.json:
-        command = shlex.join(["scripts/compare_greedy.py", *arguments])
-        result = provenance(command, Path(__file__).parent) | {"dtype": args.dtype, "rows": rows}
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(worst > args.tie)
+    return {"dtype": args.dtype, "rows": rows}, int(worst > args.tie)
 
 
 def load(config: str, dtype: str) -> Decoder:
@@ -106,20 +94,15 @@ def _margin(target: Decoder, tokens: list[int]) -> float:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("config", help="configuration")
     parser.add_argument("--input", type=Path, required=True, help="JSONL prompts")
     parser.add_argument("--limit", type=int, default=20, help="prompts to run")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
-    parser.add_argument("--batch-size", type=_numbers, default=[1], metavar="B,B,...", help="slots")
+    parser.add_argument("--batch-size", type=numbers(), default=[1], metavar="B,B,...", help="slots")
     parser.add_argument("--tie", type=float, default=1e-3, help="the largest margin that counts as a tie")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     return parser.parse_args(arguments)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

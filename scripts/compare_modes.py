@@ -11,19 +11,18 @@ status is 1 if tokens or acceptance differ.
 """
 
 import argparse
-import json
-import shlex
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from bench.script import in_turns, new_parser, run_script
+
 import jaxspec
 from jaxspec.commands.bench import read_prompts
-from jaxspec.commands.command_line import Parser, write
+from jaxspec.commands.command_line import write
 from jaxspec.engine.device.oracle import Oracle
-from jaxspec.provenance import provenance
 
 MODES: dict[str, dict[str, Any]] = {
     "host": {"steps_per_dispatch": 1},
@@ -33,34 +32,25 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the comparison; see the module docstring."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = _parse(arguments)
+    return run_script(__file__, _parse, _compare, arguments)
+
+
+def _compare(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     drafts = args.num_speculative_tokens
     drafter = {} if drafts is None else {"num_speculative_tokens": drafts}
     sampling = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "ignore_eos": True}
-    try:
-        if args.json:
-            args.json.touch()  # rather fail before answering than after
-        prompts = read_prompts(args.input, args.limit)
-        sizes: dict[str, Any] = {"batch_size": 1, "slot_sizes": (), "prefix_caching": False}
-        modes = ("sampled",) if args.temperature else ("greedy",)
-        engines = {
-            name: jaxspec.load(args.config, drafter=drafter, sampling_modes=modes, **sizes, **mode)
-            for name, mode in MODES.items()
-        }
-        Oracle(engines["host"].programs).take_over(engines["host"].programs)
-        rows = compare(engines, prompts, sampling, repeats=args.repeats)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    result = provenance(shlex.join(["scripts/compare_modes.py", *arguments]), Path(__file__).parent)
+    prompts = read_prompts(args.input, args.limit)
+    sizes: dict[str, Any] = {"batch_size": 1, "slot_sizes": (), "prefix_caching": False}
+    modes = ("sampled",) if args.temperature else ("greedy",)
+    engines = {
+        name: jaxspec.load(args.config, drafter=drafter, sampling_modes=modes, **sizes, **mode)
+        for name, mode in MODES.items()
+    }
+    Oracle(engines["host"].programs).take_over(engines["host"].programs)
+    rows = compare(engines, prompts, sampling, repeats=args.repeats)
     same = all(_outcome(row) == _outcome(rows["host"]) for row in rows.values())
-    result |= {"prompts": len(prompts), "sampling": sampling, "same": same, "modes": rows}
     write(table(rows, same))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return int(not same)
+    return {"prompts": len(prompts), "sampling": sampling, "same": same, "modes": rows}, int(not same)
 
 
 def compare(
@@ -75,8 +65,7 @@ def compare(
     names = list(engines)
     for repeat in range(repeats):
         for seed, prompt in enumerate(prompts):
-            first = (repeat + seed) % len(names)
-            for name in (*names[first:], *names[:first]):
+            for name in in_turns(names, repeat + seed):
                 started = time.perf_counter()
                 answer = engines[name].generate(prompt, **sampling, seed=seed)
                 times[name].append(1e3 * (time.perf_counter() - started) / answer.stats.steps)
@@ -126,7 +115,7 @@ def _outcome(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("config", help="configuration or checkpoint")
     parser.add_argument("--input", type=Path, help="JSONL prompts; default: built-in prompts")
     parser.add_argument("--limit", type=int, default=4, help="prompts to run")
@@ -134,7 +123,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--num-speculative-tokens", type=int, help="drafts per step")
     parser.add_argument("--repeats", type=int, default=5, help="how often each mode answers each prompt")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
     args = parser.parse_args(arguments)
     if args.max_new_tokens < 2:  # the first token takes no step
         parser.error(f"--max-new-tokens must be at least 2, got {args.max_new_tokens}")

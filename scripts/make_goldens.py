@@ -5,6 +5,7 @@
 #     "tokenizers==0.23.3", "gguf==0.19.0", "numpy==2.4.6", "jinja2", "pip",
 #     "sentencepiece==0.2.3", "protobuf==7.36.2", "compressed-tensors==0.20.0",
 #     "speculators==0.9.0", "hs-connectors==0.9.0",  # with --no-deps: they ask for other versions
+#     "tiktoken",
 #     "aiohttp", "datasets", "loguru", "openai", "psutil", "pydantic-settings",  # what speculators imports
 # ]
 # ///
@@ -13,19 +14,19 @@
 jaxspec and its tests never import torch; this script needs a separate virtual environment with the packages
 above. See tests/goldens/README.md for the cases.
 
-    python scripts/make_goldens.py [FAMILY ...] [--check] [--eagle-repository PATH]
+    python scripts/make_goldens.py [NAME ...] [--check] [--eagle-repository PATH]
 """
 
 import argparse
 import filecmp
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
 from goldens import (
-    deepseek_targets,
     deepseek_v4_mtp,
     deepseek_v4_targets,
     dflash_heads,
@@ -34,46 +35,22 @@ from goldens import (
     eagle3_safeailab,
     eagle3_speculators,
     eagle_repository,
-    gemma3_file,
-    gemma3_targets,
     gemma4_assistants,
-    gemma4_targets,
-    glm4_targets,
-    gpt_oss_targets,
-    llama_targets,
     mtp_layers,
-    nemotron_targets,
     peagle_heads,
     quantized_targets,
-    qwen2_targets,
-    qwen3_moe_targets,
-    qwen3_next_targets,
-    qwen3_targets,
-    real_model,
-    small_targets,
+    real_models,
+    targets,
     tokenizer_folders,
-    vision_targets,
 )
+from goldens.target_cases import CASES
 
-FAMILIES = {
-    "llama": llama_targets.write,
-    "qwen2": qwen2_targets.write,
-    "qwen3": qwen3_targets.write,
-    "qwen3-moe": qwen3_moe_targets.write,
-    "qwen3-next": qwen3_next_targets.write,
-    "gpt-oss": gpt_oss_targets.write,
-    "gemma3": gemma3_targets.write,
-    "glm4": glm4_targets.write,
-    "deepseek": deepseek_targets.write,
-    "nemotron": nemotron_targets.write,
-    "small": small_targets.write,
-    "vision": vision_targets.write,
-    "gemma4": gemma4_targets.write,
+MAKERS = {case: partial(targets.write, case=case) for case in CASES} | {
     "gemma4-assistants": gemma4_assistants.write,
     "quantized": quantized_targets.write,
     "deepseek-v4": deepseek_v4_targets.write,
-    "smollm2": real_model.write,
-    "gemma3-270m": gemma3_file.write,
+    "smollm2": real_models.write_smollm2,
+    "gemma3-270m": real_models.write_gemma3,
     "eagle3-speculators": eagle3_speculators.write,
     "eagle3-safeailab": eagle3_safeailab.write,
     "eagle3-exported": eagle3_exported.write,
@@ -84,6 +61,7 @@ FAMILIES = {
     "deepseek-v4-mtp": deepseek_v4_mtp.write,
     "tokenizers": tokenizer_folders.write,
 }
+"""By the name of a target, or of several goldens that are made together."""
 NEWER = "gemma4-assistants"
 """Made only by name: it needs transformers 5.24.0."""
 GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "goldens"
@@ -94,7 +72,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}; default: all but {NEWER}"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(MAKERS)}; default: all but {NEWER}"
     )
     parser.add_argument(
         "--check", action="store_true", help="write to a temporary folder and compare byte for byte"
@@ -105,16 +83,16 @@ def main() -> int:
         help="then compare the goldens with the models of this checkout of SafeAILab/EAGLE",
     )
     args = parser.parse_args()
-    if unknown := sorted(set(args.families) - set(FAMILIES)):
-        parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+    if unknown := sorted(set(args.names) - set(MAKERS)):
+        parser.error(f"unknown golden {unknown[0]!r}; known: {', '.join(MAKERS)}")
 
     torch.set_num_threads(1)  # the order of float32 sums depends on the number of threads
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) if args.check else GOLDENS
-        for family in args.families or [each for each in FAMILIES if each != NEWER]:
-            FAMILIES[family](root)
+        for name in args.names or [each for each in MAKERS if each != NEWER]:
+            MAKERS[name](root)
         status = compare(root) if args.check else 0
     if args.eagle_repository:
         eagle_repository.compare(GOLDENS, args.eagle_repository)

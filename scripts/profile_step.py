@@ -14,7 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.shapes import SHAPES, build_models
+import jax
+from bench.program import add_program_options, network, start_program
+from bench.timeline import idle_shares, kernel_table, read_kernels
 
 from jaxspec.commands.command_line import Parser, report
 from jaxspec.sampling import SamplingParams
@@ -25,35 +27,17 @@ def main(arguments: list[str] | None = None) -> int:
     if args.graphs:
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_enable_command_buffers_during_profiling=true"
-    # jax reads the flags when it is imported.
-    import jax
-    import jax.numpy as jnp
-    from bench.program import start
-    from bench.timeline import idle_shares, kernel_table, read_kernels
-
-    from jaxspec.sharding import make_mesh
-
-    mesh = make_mesh(args.tensor_parallel)
-    dtype = jnp.dtype(args.dtype)
-    num_drafts = 0 if args.no_speculation else args.k
-    shape = SHAPES[args.shape]
-    models = build_models(
-        shape, num_drafts=num_drafts, dtype=dtype, mesh=mesh, activations=args.gpu_activations
-    )
-    running = start(
+    mesh, models = network(args)
+    num_drafts = models.drafter.num_speculative_tokens
+    running = start_program(
+        args,
         models,
+        mesh,
         batch_size=args.batch,
-        context=args.context,
         new_tokens=(num_drafts + 1) * args.steps_per_dispatch * (args.dispatches + 2),
         max_model_len=max(8192, 2 * args.context),
         page_size=16,
-        steps_per_dispatch=args.steps_per_dispatch,
-        acceptance=args.acceptance if num_drafts else None,
-        dtype=dtype,
         params=SamplingParams(),
-        mesh=mesh,
-        exact=args.exact,
-        cache_dtype=args.cache_dtype,
     )
     jax.block_until_ready([running.enqueue() for _ in range(2)])
     with tempfile.TemporaryDirectory() as temporary:
@@ -77,19 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
-    parser.add_argument("--k", type=int, default=4, help="drafts per step")
+    add_program_options(parser, context=384, steps_per_dispatch=4)
     parser.add_argument("--batch", type=int, default=1, help="slots")
-    parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
-    parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
-    parser.add_argument("--context", type=int, default=384, help="tokens in the cache")
-    parser.add_argument("--steps-per-dispatch", type=int, default=4)
     parser.add_argument("--dispatches", type=int, default=5, help="dispatches to trace")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
-    parser.add_argument("--gpu-activations", metavar="DTYPE", help="`engine.gpu_activations`")
-    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
-    parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
     parser.add_argument("--graphs", action="store_true", help="keep CUDA graphs while tracing")
     parser.add_argument("--top", type=int, default=25, help="number of kernels to print")
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="keep the trace here")

@@ -237,7 +237,7 @@ def test_a_row_sees_its_own_chunk_and_no_other(folder):
 
 
 def test_every_script_that_loads_a_model_takes_files_to_import():
-    without = {"bench_devices.py", "check_devices.py", "check_gpu.py", "code_prompts.py", "make_goldens.py"}
+    without = {"check_devices.py", "check_gpu.py", "code_prompts.py", "make_goldens.py"}
     own = {file.name for file in SCRIPTS.glob("*.py") if "ArgumentParser(" in file.read_text("utf-8")}
     assert own == without
 

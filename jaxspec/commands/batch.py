@@ -50,8 +50,7 @@ def _main(arguments: list[str]) -> int:
     except OneLineError as error:
         return report(error)
     except KeyboardInterrupt:
-        is_resumed = args.ray is None and not str(args.output).lower().endswith(".parquet")
-        resume = "; --resume continues" if is_resumed else ""
+        resume = "" if str(args.output).lower().endswith(".parquet") else "; --resume continues"
         up_to = ", up to the first row that was not" if args.keep_order else ""
         print(f"interrupted: {args.output} holds what was finished{up_to}{resume}", file=sys.stderr)
         return 130
@@ -67,8 +66,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         nargs="+",
         required=True,
         metavar="IN.jsonl",
-        help="rows to answer: files or pipes, read in order, or - for stdin; those that end in .parquet are "
-        "Parquet (extra parquet)",
+        help="rows to answer: files, folders, pipes or URLs, read in order, or - for stdin; those that end "
+        "in .parquet are Parquet (extra parquet)",
     )
     parser.add_argument(
         "--output",
@@ -120,8 +119,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="use a Ray cluster (extra ray): that of ADDRESS or RAY_ADDRESS, or a new one on this machine; "
-        "reads JSON lines or Parquet and writes a folder of the same format",
+        help="engines on a Ray cluster (extra ray): that of ADDRESS or RAY_ADDRESS, or a new one here",
     )
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="speed and acceptance, as JSON")
     add_length_option(parser)

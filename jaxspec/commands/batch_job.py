@@ -1,4 +1,4 @@
-"""Answers the rows of a command line: with one engine, with replicas or with Ray."""
+"""Answers the rows of a command line, with one engine or several."""
 
 import argparse
 import dataclasses
@@ -7,12 +7,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -35,10 +36,13 @@ from jaxspec.service.batch import (
     STDIN,
     Answer,
     BatchRun,
+    Engines,
     HostDevices,
     InputError,
+    Output,
     OutputError,
     OutputFile,
+    ProcessReplica,
     ReplicaError,
     ReplicaRun,
     Row,
@@ -50,11 +54,9 @@ from jaxspec.service.batch import (
     record_path,
     run_settings,
 )
+from jaxspec.service.batch.replica import Replica, Work
 from jaxspec.service.openai import DEFAULTS
-from jaxspec.service.rows import Form, is_parquet, may_sample, parquet_columns
-
-if TYPE_CHECKING:
-    from jaxspec.service.batch.parquet import ParquetFile
+from jaxspec.service.rows import Form, input_files, is_parquet, may_sample, parquet_columns
 
 _OTHER_FORMATS = (".arrow", ".bz2", ".csv", ".feather", ".gz", ".tsv", ".xz", ".zip", ".zst")
 
@@ -75,19 +77,12 @@ def answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any
 
 
 def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
-    if args.ray is not None:
-        _refuse_device(args, "--ray")
-        return _answer_with_ray(args, config, changes, command)
+    args.input = input_files(*args.input)
     args.output = Path(args.output)
     _check_files(args)
     rows_sample = may_sample(*args.input)
     params = sampling_params(args, args.config, may_sample=rows_sample)
-    devices, environments = _share_devices(args, config)
-    if devices is None:
-        own = choose_devices(args.device, config.engine.tensor_parallel)
-        backend, computed_on = own[0].platform, device(own)
-    else:
-        backend, computed_on = devices.backend, devices.description
+    engines = _engines(args, config)
     rows = read_rows(*args.input, form=_form(args))
     force = args.resume == "force"
     with closing(_open_output(args)) as output:
@@ -98,21 +93,47 @@ def _answer_rows(args: argparse.Namespace, config: Config, changes: dict[str, An
             params,
             raw=args.raw,
             keep_order=args.keep_order,
-            backend=backend,
+            backend=engines.backend,
             imports=args.imports,
         )
         about = {
             "config": args.config,
-            **provenance(command, Path(__file__).parent, devices=computed_on),
+            **provenance(command, Path(__file__).parent, devices=engines.description),
         }
         output.begin(settings, about, force=force)
         unanswered = Unanswered(islice(rows, args.limit), output, force=force)
-        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, environments)
+        job = Job(args, config, changes, params, _modes(params, rows_sample), unanswered, engines.start)
         summary = job.run(output)
     return _conclude(args, summary, about)
 
 
-def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
+def _engines(args: argparse.Namespace, config: Config) -> Engines:
+    """Where the engines are: here, in other processes of this machine, or on a Ray cluster."""
+    devices_each = config.engine.tensor_parallel
+    if args.ray is None and args.replicas in (None, 1):
+        own = choose_devices(args.device, devices_each)
+        return Engines(own[0].platform, device(own))
+    if args.device is not None:
+        option = "--replicas" if args.ray is None else "--ray"
+        raise CommandError(
+            f"--device: {option} gives every engine devices of its own; CUDA_VISIBLE_DEVICES and "
+            "JAX_PLATFORMS choose among all"
+        )
+    if args.ray is None:
+        devices = HostDevices.find()
+        shares = devices.share(args.replicas, devices_each)
+        return Engines(
+            devices.backend, devices.description, [partial(ProcessReplica, share) for share in shares]
+        )
+    try:
+        from jaxspec.service.batch import ray
+    except ModuleNotFoundError as error:
+        raise CommandError(f"--ray: {error}") from None
+    ray.connect(args.ray or None)
+    return ray.share_cluster(args.replicas, devices_each)
+
+
+def _open_output(args: argparse.Namespace) -> Output:
     parquet = [path for path in args.input if is_parquet(path)]
     if parquet and (args.keep_columns is not None or is_parquet(args.output)):
         columns = parquet_columns(parquet, _form(args), is_json=not is_parquet(args.output))
@@ -121,44 +142,6 @@ def _open_output(args: argparse.Namespace) -> "OutputFile | ParquetFile":
     from jaxspec.service.batch.parquet import ParquetFile  # needs pyarrow, with which the input was read
 
     return ParquetFile(args.output, columns)
-
-
-def _answer_with_ray(args: argparse.Namespace, config: Config, changes: dict[str, Any], command: str) -> int:
-    """Answers with Ray Data, which also reads and writes, and summarises the output."""
-    try:
-        from jaxspec.service.batch import ray
-    except ModuleNotFoundError as error:
-        raise CommandError(f"--ray: {error}") from None
-
-    _check_ray_options(args)
-    # Folders, URLs and Parquet are not read here.
-    is_lines = all(os.path.isfile(path) and not path.endswith(".parquet") for path in args.input)
-    rows_sample = not is_lines or may_sample(*args.input)
-    params = sampling_params(args, args.config, may_sample=rows_sample)
-    if params.seed is None:
-        params = dataclasses.replace(params, seed=secrets.randbits(64))
-    ray.connect(args.ray or None)
-    share = ray.share_cluster(args.replicas, config.engine.tensor_parallel)
-    summary = ray.answer_files(
-        list(map(_absolute, args.input)),
-        _absolute(args.output),
-        share=share,
-        slots=config.engine.batch_size,
-        keep_order=args.keep_order,
-        limit=args.limit,
-        model=_absolute(args.config) if _is_path(args.config) else args.config,
-        params=params,
-        raw=args.raw,
-        imports=args.imports,
-        sampling_modes=_modes(params, rows_sample),
-        **changes,
-    )
-    if not summary.rows:
-        raise CommandError(f"{', '.join(args.input)}: no rows")
-    for failure in summary.failures:
-        print(f"error: {failure}", file=sys.stderr)
-    origin = provenance(command, Path(__file__).parent, devices=f"{share.actors} engines in a Ray cluster")
-    return _conclude(args, summary, {"config": args.config, **origin})
 
 
 def _form(args: argparse.Namespace) -> Form:
@@ -174,77 +157,26 @@ def _form(args: argparse.Namespace) -> Form:
     return Form(prompt_key=args.prompt_key, kept=kept, defaults=defaults, openai=True, hosted=hosted)
 
 
-def _check_ray_options(args: argparse.Namespace) -> None:
-    of_rows = ("n", "chat_template_kwargs", "continue_final_message", "special_tokens_as_text")
-    for option in ("resume", "prompt_key", "keep_columns", *of_rows):
-        if getattr(args, option) not in (None, False):
-            raise CommandError(f"--{option.replace('_', '-')} cannot be used with --ray")
-    if STDIN in args.input:
-        raise CommandError("--input: --ray needs files or folders that every machine of the cluster can read")
-    files = [*args.input, args.output, *([str(args.summary)] if args.summary else [])]
-    if len(set(map(_absolute, files))) < len(files):
-        raise CommandError("--input, --output and --summary must be different files")
-    for path in args.input:
-        if "://" not in path and not Path(path).exists():
-            raise InputError(f"cannot read {path}: No such file or directory")
-        if os.path.isfile(path) and not is_parquet(path) and _is_openai(path):
-            raise CommandError(f"--input {path}: lines of OpenAI's batch files cannot be used with --ray")
-    if "://" not in args.output and Path(args.output).exists():
-        raise OutputError(f"{args.output} exists: --ray needs a new folder")
-    if args.summary is not None:
-        _write_json(args.summary, None)
-
-
-def _is_openai(path: str) -> bool:
-    """Whether a file begins with a line of OpenAI's batch files."""
-    first = next(read_rows(path, form=Form(openai=True)), None)
-    if isinstance(first, Row):
-        return first.asked is not None
-    return first is not None and first.record is not None
-
-
-def _is_path(config: str) -> bool:
-    return config not in list_configs() and Path(config).expanduser().exists()
-
-
-def _absolute(path: str) -> str:
-    """An absolute path for processes in other folders; URLs are unchanged."""
-    return path if "://" in path else str(Path(path).expanduser().resolve())
+def _absolute(name: str) -> str:
+    """A path as processes in other folders may read it; the name of a configuration or on the Hub is none."""
+    path = Path(name).expanduser()
+    return name if name in list_configs() or not path.exists() else str(path.resolve())
 
 
 def _conclude(args: argparse.Namespace, summary: Summary, about: dict[str, Any]) -> int:
     """Writes the summary; returns the exit status."""
     if args.summary is not None:
         _write_json(args.summary, {**summary.to_dict(), **about})
-    if args.ray is None and _is_stdout(args.output):
+    if _is_stdout(args.output):
         print(summary.table(), file=sys.stderr)
     else:
         write(summary.table() + "\n")
     return 1 if summary.failed else 0
 
 
-def _refuse_device(args: argparse.Namespace, option: str) -> None:
-    if args.device is not None:
-        raise CommandError(
-            f"--device: {option} gives every engine devices of its own; CUDA_VISIBLE_DEVICES and "
-            "JAX_PLATFORMS choose among all"
-        )
-
-
 def _modes(params: SamplingParams, rows_sample: bool) -> tuple[str | SamplingMode, ...]:
     """The programs to compile: the one that serves `params`, or all if rows may set how they are sampled."""
     return ("greedy", "sampled") if rows_sample else (required_mode(params),)
-
-
-def _share_devices(
-    args: argparse.Namespace, config: Config
-) -> tuple[HostDevices | None, list[dict[str, str]]]:
-    """This machine's devices and each replica's environment; (None, []) if there are no replicas."""
-    if args.replicas in (None, 1):
-        return None, []
-    _refuse_device(args, "--replicas")
-    devices = HostDevices.find()
-    return devices, devices.share(args.replicas, config.engine.tensor_parallel)
 
 
 def _check_files(args: argparse.Namespace) -> None:
@@ -285,45 +217,38 @@ def _write_json(path: Path, values: dict[str, Any] | None) -> None:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
 
 
+@dataclass
 class Job:
     """Answers the rows of one command, from input to output."""
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        config: Config,
-        changes: dict[str, Any],
-        params: SamplingParams,
-        modes: tuple[str | SamplingMode, ...],
-        rows: Unanswered,
-        environments: list[dict[str, str]],
-    ):
-        self._args = args
-        self._environments = environments
-        self._config, self._changes = config, changes
-        self._params = params
-        self._modes = modes
-        self._rows = rows
-        self._answered = self._failed = 0
-        self._failures: list[str] = []
+    args: argparse.Namespace
+    config: Config
+    changes: dict[str, Any]
+    params: SamplingParams
+    modes: tuple[str | SamplingMode, ...]
+    rows: Unanswered
+    starts: list[Callable[[Work], Replica]]
+    answered: int = 0
+    failed: int = 0
+    failures: list[str] = field(default_factory=list)
 
-    def run(self, output: "OutputFile | ParquetFile") -> Summary:
+    def run(self, output: Output) -> Summary:
         """Answers the rows, writing each when it is finished; loads no engine if there are none to answer."""
-        args, total = self._args, count_rows(*self._args.input)
+        args, total = self.args, count_rows(*self.args.input)
         if total is not None and args.limit is not None:
             total = min(total, args.limit)
-        batch_size = self._config.engine.batch_size
+        batch_size = self.config.engine.batch_size
         # No more slots or engines than rows, if their number is known without waiting for a pipe. Each engine
         # has as many slots as a single one would have, because with int8 activations answers depend on the
         # number.
         fits = args.batch_size is None and total is not None
-        rows = iter(self._rows)
-        first = self._first_rows(rows, max(batch_size, len(self._environments)) if fits else 1, output)
+        rows = iter(self.rows)
+        first = self._first_rows(rows, max(batch_size, len(self.starts)) if fits else 1, output)
         if not first:
             return self._nothing_to_answer()
         if fits:
             batch_size = min(batch_size, len(first))
-            del self._environments[len(first) :]
+            del self.starts[len(first) :]
         start = time.perf_counter()
         with ExitStack() as stack:
             run = self._load(chain(first, rows), batch_size, stack)
@@ -343,34 +268,32 @@ class Job:
         self, rows: Iterator[Row | RowError], batch_size: int, stack: ExitStack
     ) -> BatchRun | ReplicaRun:
         """Loads one engine, or several, which `stack` closes."""
-        args = self._args
+        args = self.args
         load_engine = partial(
             load,
-            args.config,
+            _absolute(args.config) if self.starts else args.config,
             device=args.device,
-            sampling_modes=self._modes,
-            **{**self._changes, "batch_size": batch_size},
+            sampling_modes=self.modes,
+            **{**self.changes, "batch_size": batch_size},
         )
-        if not self._environments:
-            return BatchRun(load_engine(), rows, self._params, raw=args.raw, keep_order=args.keep_order)
+        if not self.starts:
+            return BatchRun(load_engine(), rows, self.params, raw=args.raw, keep_order=args.keep_order)
         run = ReplicaRun(
             partial(load_engine, progress=False),
-            self._environments,
+            self.starts,
             rows,
-            self._params,
-            imports=args.imports,
+            self.params,
+            imports=[*map(_absolute, args.imports)],
             raw=args.raw,
             keep_order=args.keep_order,
             note=lambda text: tqdm.write(f"note: {text}", file=sys.stderr),
         )
         stack.enter_context(closing(run))
-        with tqdm(total=len(self._environments), desc="loading", unit="replica", leave=False) as bar:
+        with tqdm(total=len(self.starts), desc="loading", unit="replica", leave=False) as bar:
             run.start(bar.update)
         return run
 
-    def _first_rows(
-        self, rows: Iterator[Row | RowError], count: int, output: "OutputFile | ParquetFile"
-    ) -> list[Row]:
+    def _first_rows(self, rows: Iterator[Row | RowError], count: int, output: Output) -> list[Row]:
         """The first rows to answer, at most `count`; reports failed rows before them."""
         first: list[Row] = []
         while len(first) < count and (row := next(rows, None)) is not None:
@@ -381,20 +304,18 @@ class Job:
         return first
 
     def _nothing_to_answer(self) -> Summary:
-        if not self._rows.num_rows:
-            raise CommandError(f"{', '.join(self._args.input)}: no rows")
-        if self._rows.num_skipped:
-            print(f"nothing to do: {self._args.output} holds what can be answered", file=sys.stderr)
+        if not self.rows.num_rows:
+            raise CommandError(f"{', '.join(self.args.input)}: no rows")
+        if self.rows.num_skipped:
+            print(f"nothing to do: {self.args.output} holds what can be answered", file=sys.stderr)
         return self._summary()
 
-    def _answer(
-        self, run: BatchRun | ReplicaRun, output: "OutputFile | ParquetFile", total: int | None
-    ) -> None:
-        start, skipped = time.perf_counter(), self._rows.num_skipped
+    def _answer(self, run: BatchRun | ReplicaRun, output: Output, total: int | None) -> None:
+        start, skipped = time.perf_counter(), self.rows.num_skipped
         with (
             tqdm(
                 total=total,
-                initial=skipped + self._failed,
+                initial=skipped + self.failed,
                 unit="row",
                 miniters=0,
                 mininterval=0.5,
@@ -405,7 +326,7 @@ class Job:
             for answer in ended:
                 if isinstance(answer, Answer):
                     output.append(answer.to_dict())
-                    self._answered += 1
+                    self.answered += 1
                 else:
                     self._fail(answer, output, bar)
                 speed = run.num_tokens / (time.perf_counter() - start)
@@ -413,27 +334,27 @@ class Job:
                     f"{speed:.1f} tokens/s, acceptance length {run.stats.acceptance_length:.2f}",
                     refresh=False,
                 )
-                before, skipped = skipped, self._rows.num_skipped
+                before, skipped = skipped, self.rows.num_skipped
                 bar.update(1 + skipped - before)
-            bar.update(self._rows.num_skipped - skipped)
+            bar.update(self.rows.num_skipped - skipped)
 
-    def _fail(self, error: RowError, output: "OutputFile | ParquetFile", bar: tqdm | None = None) -> None:
-        self._failed += 1
+    def _fail(self, error: RowError, output: Output, bar: tqdm | None = None) -> None:
+        self.failed += 1
         if error.record is not None:
             output.append(error.record)
-        if len(self._failures) < MAX_FAILURES:
-            self._failures.append(str(error))
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append(str(error))
         if bar is None:
             print(f"error: {error}", file=sys.stderr)
         else:
             bar.write(f"error: {error}", file=sys.stderr)
 
     def _summary(self) -> Summary:
-        assert self._params.seed is not None
+        assert self.params.seed is not None
         return Summary(
-            rows=self._rows.num_rows,
-            answered=self._answered,
-            skipped=self._rows.num_skipped,
-            failures=tuple(self._failures),
-            seed=self._params.seed,
+            rows=self.rows.num_rows,
+            answered=self.answered,
+            skipped=self.rows.num_skipped,
+            failures=tuple(self.failures),
+            seed=self.params.seed,
         )

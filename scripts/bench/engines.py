@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import jaxspec
 from bench.shapes import Shape, build_models
 from jaxspec.config import EngineConfig
 from jaxspec.drafters.base import Drafter
@@ -51,6 +54,26 @@ def build_engine(
             progress=False,
             **settings,
         )
+
+
+def load_engine(
+    model: str | Shape, sizes: Mapping[str, Any], drafter: Mapping[str, Any], **settings: Any
+) -> Engine:
+    """An engine of a configuration or a checkpoint, or with random weights of a shape.
+
+    Args:
+      sizes: fields of `EngineConfig`.
+      drafter: as of `jaxspec.load`; for a shape "num_drafts" or "drafter" of `build_engine`.
+      **settings: further arguments of either.
+
+    Raises:
+      ConfigError, CheckpointError: as `jaxspec.load` or `build_engine`.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="synthetic_acceptance_length")
+        if isinstance(model, str):
+            return jaxspec.load(model, drafter=dict(drafter), progress=False, **sizes, **settings)
+        return build_engine(model, EngineConfig(**sizes), **drafter, **settings)
 
 
 def add_engine_option(parser: argparse.ArgumentParser) -> None:

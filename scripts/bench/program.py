@@ -1,5 +1,6 @@
 """Running the decode program of an engine on slots with a given context."""
 
+import argparse
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from bench.shapes import SHAPES, build_models
 from jaxspec.attention import has_states
+from jaxspec.commands.command_line import Parser
 from jaxspec.config import EngineConfig
 from jaxspec.engine.device.outcome import Outcome, PackedOutcomes, read_outcomes
 from jaxspec.engine.device.plan import Size, pack
@@ -150,3 +153,51 @@ def start(
     running = Running(programs, size, words, state, context, new_tokens)
     running.rewind()
     return running
+
+
+def add_program_options(parser: Parser, *, context: int, steps_per_dispatch: int) -> None:
+    """Adds what `network` and `start_program` read.
+
+    Args:
+      context, steps_per_dispatch: defaults.
+    """
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--k", type=int, default=4, help="drafts per step")
+    parser.add_argument("--acceptance", type=float, default=3.0, help="tokens per step")
+    parser.add_argument("--no-speculation", action="store_true", help="plain decoding")
+    parser.add_argument("--context", type=int, default=context, help="tokens in the cache")
+    parser.add_argument("--steps-per-dispatch", type=int, default=steps_per_dispatch)
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="devices")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--cache-dtype", metavar="DTYPE", help="`engine.cache_dtype`")
+    parser.add_argument("--gpu-activations", metavar="DTYPE", help="`engine.gpu_activations`")
+    parser.add_argument("--exact", action="store_true", help="with `engine.exact`")
+
+
+def network(args: argparse.Namespace, *, split_drafter: bool = True) -> tuple[Mesh, Models]:
+    """The devices and the networks that options ask for; errors as of `build_models`."""
+    mesh = make_mesh(args.tensor_parallel)
+    models = build_models(
+        SHAPES[args.shape],
+        num_drafts=0 if args.no_speculation else args.k,
+        dtype=jnp.dtype(args.dtype),
+        mesh=mesh,
+        split_drafter=split_drafter,
+        activations=args.gpu_activations,
+    )
+    return mesh, models
+
+
+def start_program(args: argparse.Namespace, models: Models, mesh: Mesh, **more: Any) -> Running:
+    """`start` with these options and more arguments."""
+    return start(
+        models,
+        context=args.context,
+        steps_per_dispatch=args.steps_per_dispatch,
+        acceptance=None if args.no_speculation else args.acceptance,
+        dtype=jnp.dtype(args.dtype),
+        mesh=mesh,
+        exact=args.exact,
+        cache_dtype=args.cache_dtype,
+        **more,
+    )

@@ -11,17 +11,16 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, DeepseekV4ForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 
 from goldens.deepseek_v4_targets import WINDOW
 from goldens.draft_head import draft
-from goldens.head_cases import DRAFTS, ROWS, Target, write_outputs
-from goldens.llama_targets import random_weight
+from goldens.head_cases import DRAFTS, GOLDENS, ROWS, Target, split_experts, write_head, write_outputs
+from goldens.targets import random_weight
 
-GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 TARGETS = {"deepseek-v4-mtp": "deepseek-v4", "deepseek-v4-odd-ratios-mtp": "deepseek-v4-odd-ratios"}
 PUBLISHED = {
     "layer.self_attn.q_a_proj": "attn.wq_a",
@@ -117,9 +116,7 @@ class Layer(nn.Module):
         for name, tensor in self.state_dict().items():
             if name.startswith("layer.mlp.experts."):
                 parts = ("w1", "w3") if "gate_up" in name else ("w2",)
-                for expert, matrix in enumerate(tensor):
-                    for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
-                        named[f"ffn.experts.{expert}.{part}.weight"] = rows.contiguous()
+                named |= split_experts("ffn.experts", tensor, parts)
                 continue
             for module, published in PUBLISHED.items():
                 if name.startswith(module):
@@ -135,8 +132,5 @@ def write(root: Path) -> None:
         target = GoldenTarget(name)
         layer = Layer(target, case, seed)
         results = draft(layer.step, target.tokens, target.streams, None, DRAFTS)
-        folder = root / case / "checkpoint"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(target.config, indent=2) + "\n")
-        save_file(layer.tensors(), folder / "model.safetensors", metadata={"format": "pt"})
+        write_head(root / case, target.config, layer.tensors())
         write_outputs(root / case, target, target.streams, results)

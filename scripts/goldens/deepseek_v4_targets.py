@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 
-from goldens.llama_targets import random_weight
+from goldens.targets import random_weight
 
 LENGTH, SLOTS, PROMPT, TRIED = 300, 8, 20, 48
 WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"

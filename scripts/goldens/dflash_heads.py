@@ -23,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from goldens.draft_head import DraftHead, feed_forward
 from goldens.head_cases import LAYERS, ROWS, Target, greedy_drafts, vocabulary_map, write_outputs
-from goldens.llama_targets import random_weight
+from goldens.targets import random_weight
 
 BLOCK, SHORT, MASK_TOKEN, CAPTURES = 8, 4, 11, [1, 2, 4]
 WINDOW = 5

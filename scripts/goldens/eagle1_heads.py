@@ -1,17 +1,15 @@
 """EAGLE-1 heads with the config of `eagle/train/EAGLE-LLaMA3-Instruct-8B` and the tensors of `cnets1.py`."""
 
-import json
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
 from goldens.draft_head import DraftHead, draft, eagle1_step
-from goldens.head_cases import DRAFTS, LAYERS, Target, write_outputs
-from goldens.llama_targets import random_weight
+from goldens.head_cases import DRAFTS, SAFEAILAB, Target, layer_shapes, write_head, write_outputs
+from goldens.targets import random_weight
 
 # Without the key `bias`, as in the heads for Llama 2 and Vicuna, `fc` has one.
 CASES: dict[str, dict] = {
@@ -23,23 +21,8 @@ CASES: dict[str, dict] = {
 
 def config_json(case: str, target: Target) -> dict:
     """The keys of the published config."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "model_type": "llama",
-        "pad_token_id": 0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "transformers_version": "4.28.1",
-        "use_cache": True,
-        **LAYERS,
-        "hidden_size": target.config.hidden_size,
-        "vocab_size": target.config.vocab_size,
-        **CASES[case]["config"],
-    }
+    sizes = {"hidden_size": target.config.hidden_size, "vocab_size": target.config.vocab_size}
+    return {**SAFEAILAB, **sizes, **CASES[case]["config"]}
 
 
 def shapes(config: dict) -> dict[str, tuple[int, ...]]:
@@ -50,19 +33,9 @@ def shapes(config: dict) -> dict[str, tuple[int, ...]]:
     if config.get("bias", True):
         names["fc.bias"] = (width,)
     for layer in range(config["num_hidden_layers"]):
-        prefix = f"layers.{layer}"
         if layer:
-            names[f"{prefix}.input_layernorm.weight"] = (width,)
-        names |= {
-            f"{prefix}.self_attn.q_proj.weight": (width, width),
-            f"{prefix}.self_attn.k_proj.weight": (keys, width),
-            f"{prefix}.self_attn.v_proj.weight": (keys, width),
-            f"{prefix}.self_attn.o_proj.weight": (width, width),
-            f"{prefix}.post_attention_layernorm.weight": (width,),
-            f"{prefix}.mlp.gate_proj.weight": (inner, width),
-            f"{prefix}.mlp.up_proj.weight": (inner, width),
-            f"{prefix}.mlp.down_proj.weight": (width, inner),
-        }
+            names[f"layers.{layer}.input_layernorm.weight"] = (width,)
+        names |= layer_shapes(f"layers.{layer}", width, inner, keys, width)
     return names
 
 
@@ -81,8 +54,5 @@ def write(root: Path) -> None:
         head = DraftHead(LlamaConfig(**config), {"embed_tokens.weight": target.embedding, **tensors})
         step = partial(eagle1_step, head, target.lm_head)
         results = draft(step, target.tokens, target.normed, None, DRAFTS)
-        folder = root / case / "checkpoint"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_head(root / case, config, tensors)
         write_outputs(root / case, target, target.normed, results)

@@ -8,10 +8,9 @@ from pathlib import Path
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
 from goldens.eagle3_speculators import checked
-from goldens.head_cases import Target, write_outputs
+from goldens.head_cases import GOLDENS, Target, write_outputs
 
 NAME, TARGET = "eagle3-exported", "llama-tied"
-GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 
 
 def load(folder: Path) -> Eagle3DraftModel:

@@ -1,17 +1,23 @@
 """EAGLE-3 heads in SafeAILab's format: `midlayer.*`, with the config of `eagle/traineagle3/config.json`."""
 
-import json
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
 from goldens.draft_head import DraftHead, draft, eagle3_step, fuse
-from goldens.head_cases import DRAFTS, LAYERS, Target, vocabulary_map, write_outputs
-from goldens.llama_targets import random_weight
+from goldens.head_cases import (
+    DRAFTS,
+    SAFEAILAB,
+    Target,
+    layer_shapes,
+    vocabulary_map,
+    write_head,
+    write_outputs,
+)
+from goldens.targets import random_weight
 
 # The format does not state the captures; their default (2, L/2, L-3) needs a target of seven layers.
 TARGET = "llama-seven-layers"
@@ -24,46 +30,18 @@ CASES: dict[str, dict] = {
 
 def config_json(case: str, vocab_size: int) -> dict:
     """The keys of the published config: no rope, no head size, no `bias`."""
-    sizes = {
-        **LAYERS,
-        "hidden_size": CASES[case]["hidden_size"],
-        "vocab_size": vocab_size,
-        "draft_vocab_size": 48,
-    }
-    if "target_hidden_size" in CASES[case]:
-        sizes["target_hidden_size"] = CASES[case]["target_hidden_size"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "model_type": "llama",
-        "pad_token_id": 0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "transformers_version": "4.28.1",
-        "use_cache": True,
-        **sizes,
-    }
+    sizes = {name: size for name, size in CASES[case].items() if name != "own_embedding"}
+    return {**SAFEAILAB, "vocab_size": vocab_size, "draft_vocab_size": 48, **sizes}
 
 
 def shapes(config: LlamaConfig, target_width: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all trained tensors in the file."""
-    width, inner = config.hidden_size, config.intermediate_size
-    keys = config.num_key_value_heads * config.head_dim
+    width, keys = config.hidden_size, config.num_key_value_heads * config.head_dim
     return {
         "fc.weight": (width, 3 * target_width),
         "midlayer.hidden_norm.weight": (width,),
         "midlayer.input_layernorm.weight": (width,),
-        "midlayer.self_attn.q_proj.weight": (width, 2 * width),
-        "midlayer.self_attn.k_proj.weight": (keys, 2 * width),
-        "midlayer.self_attn.v_proj.weight": (keys, 2 * width),
-        "midlayer.self_attn.o_proj.weight": (width, width),
-        "midlayer.post_attention_layernorm.weight": (width,),
-        "midlayer.mlp.gate_proj.weight": (inner, width),
-        "midlayer.mlp.up_proj.weight": (inner, width),
-        "midlayer.mlp.down_proj.weight": (width, inner),
+        **layer_shapes("midlayer", width, config.intermediate_size, keys, 2 * width),
         "norm.weight": (width,),
         "lm_head.weight": (48, width),
     }
@@ -92,8 +70,5 @@ def write(root: Path) -> None:
         head = DraftHead(LlamaConfig(**config), {"embed_tokens.weight": target.embedding, **canonical})
         step = partial(eagle3_step, head)
         results = draft(step, target.tokens, fuse(head, features), tensors["d2t"], DRAFTS)
-        folder = root / case / "checkpoint"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_head(root / case, config, tensors)
         write_outputs(root / case, target, features, results)

@@ -2,18 +2,21 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.peagle.config import PEagleSpeculatorConfig
+from speculators.models.peagle.core import PEagleDraftModel
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from goldens.draft_head import DraftHead, draft, eagle3_step, fuse
 from goldens.head_cases import DRAFTS, LAYERS, ROWS, Target, vocabulary_map, write_outputs
-from goldens.llama_targets import CASES as TARGETS
-from goldens.llama_targets import random_weight
+from goldens.target_cases import CASES as TARGETS
+from goldens.targets import random_weight
 
 SLIDING = {
     "layer_types": ["sliding_attention", "full_attention"],
@@ -42,7 +45,7 @@ CASES: dict[str, dict] = {
             "hidden_size": 48,
             "attention_bias": True,
             "mlp_bias": True,
-            "rope_parameters": TARGETS["llama-untied-llama3-rope"]["rope_parameters"],
+            "rope_parameters": TARGETS["llama-untied-llama3-rope"].config["rope_parameters"],
         },
         "head": {"norm_before_residual": True, "draft_vocab_size": 80},
         "captures": [1, 3, 5],
@@ -50,26 +53,35 @@ CASES: dict[str, dict] = {
 }
 
 
-def build(case: str, target: Target) -> Eagle3DraftModel:
-    """The published model with random weights, also of its embedding, which is never the target's."""
-    chosen = CASES[case]
-    generator = torch.Generator().manual_seed(101 + list(CASES).index(case))
+def build(
+    kind: str, chosen: dict, target: Target, seed: int, drafts: int = DRAFTS, **more: Any
+) -> Eagle3DraftModel | PEagleDraftModel:
+    """The published model with random weights, also of its embedding, which is never the target's.
+
+    Args:
+      kind: "eagle3" or "peagle".
+      chosen: how the case differs.
+      **more: of the speculators config.
+    """
+    generator = torch.Generator().manual_seed(seed)
     layers = {**LAYERS, "vocab_size": target.config.vocab_size, **chosen.get("layers", {})}
     layer_class = Qwen3Config if layers.pop("model_type", "llama") == "qwen3" else LlamaConfig
-    verifier = VerifierConfig(
-        name_or_path=chosen.get("target", "llama-tied"), architectures=["LlamaForCausalLM"]
-    )
-    model = Eagle3DraftModel(
-        Eagle3SpeculatorConfig(
+    name = chosen.get("target", "llama-tied")
+    model_class, config_class = {
+        "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig),
+        "peagle": (PEagleDraftModel, PEagleSpeculatorConfig),
+    }[kind]
+    model = model_class(
+        config_class(
             transformer_layer_config=layer_class(**layers, attn_implementation="eager"),
             eagle_aux_hidden_state_layer_ids=chosen.get("captures", [1, 2, 3]),
             speculators_config=SpeculatorsConfig(
-                algorithm="eagle3",
+                algorithm=kind,
                 default_proposal_method="greedy",
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=DRAFTS)],
-                verifier=verifier,
+                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=drafts)],
+                verifier=VerifierConfig(name_or_path=name, architectures=["LlamaForCausalLM"]),
             ),
-            **{"draft_vocab_size": 64, **chosen["head"]},
+            **{"draft_vocab_size": 64, **chosen["head"], **more},
         )
     )
     for name, parameter in model.named_parameters():
@@ -77,6 +89,12 @@ def build(case: str, target: Target) -> Eagle3DraftModel:
     if model.d2t is not None:
         model.load_state_dict(vocabulary_map(len(model.t2d), len(model.d2t), generator), strict=False)
     return model.eval()
+
+
+def save(model: Eagle3DraftModel | PEagleDraftModel, folder: Path) -> None:
+    """Writes `folder/checkpoint`."""
+    model.save_pretrained(folder / "checkpoint")
+    (folder / "checkpoint" / "config.py").unlink()  # the package saves its source beside the config
 
 
 def published_logits(model: Eagle3DraftModel, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
@@ -123,10 +141,9 @@ def checked(model: Eagle3DraftModel, target: Target) -> tuple[Tensor, dict[str, 
 
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
-    for case in CASES:
-        target = Target(CASES[case].get("target", "llama-tied"))
-        model = build(case, target)
+    for seed, (case, chosen) in enumerate(CASES.items(), start=101):
+        target = Target(chosen.get("target", "llama-tied"))
+        model = build("eagle3", chosen, target, seed)
         features, results = checked(model, target)
-        model.save_pretrained(root / case / "checkpoint")
-        (root / case / "checkpoint" / "config.py").unlink()  # the package saves its source beside the config
+        save(model, root / case)
         write_outputs(root / case, target, features, results)

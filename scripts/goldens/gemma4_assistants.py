@@ -23,10 +23,9 @@ from transformers import (
 )
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-from goldens.head_cases import ROWS, greedy_drafts
-from goldens.llama_targets import random_weight
+from goldens.head_cases import GOLDENS, ROWS, greedy_drafts
+from goldens.targets import random_weight
 
-GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 DRAFTS, SHORT = 7, 5
 LAYERS: dict[str, Any] = {
     "vocab_size": 96,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 from transformers.modeling_layers import MtpLayer
@@ -27,10 +27,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from goldens.draft_head import draft
-from goldens.head_cases import DRAFTS, ROWS, Target, write_outputs
-from goldens.llama_targets import random_weight
+from goldens.head_cases import DRAFTS, GOLDENS, ROWS, Target, split_experts, write_head, write_outputs
+from goldens.targets import random_weight
 
-GOLDENS = Path(__file__).resolve().parents[2] / "tests" / "goldens"
 CASES: dict[str, dict] = {
     "deepseek-v3-mtp": {"target": "deepseek-v3", "recycles_normed": True},
     "glm4-moe-lite-mtp": {"target": "glm4-moe-lite", "recycles_normed": False},
@@ -43,6 +42,7 @@ NEMOTRON_CASES = {
     "nemotron-h-mtp": ("nemotron-h", ["full_attention", "moe"]),
     "nemotron-h-latent-mtp": ("nemotron-h-latent", ["moe", "full_attention", "full_attention"]),
 }
+PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 EMBEDDINGS = ("model.embed_tokens.weight", "backbone.embeddings.weight")
 
 
@@ -107,12 +107,7 @@ class Layer:
         for name, tensor in self.layer.state_dict().items():
             name = name.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
             if name.startswith("mlp.experts."):
-                parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[
-                    name.rsplit(".", 1)[-1]
-                ]
-                for expert, matrix in enumerate(tensor):
-                    for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
-                        named[f"mlp.experts.{expert}.{part}.weight"] = rows.contiguous()
+                named |= split_experts("mlp.experts", tensor, PARTS[name.rsplit(".", 1)[-1]])
             else:
                 named[name] = tensor
         return {f"model.layers.{self.index}.{name}": tensor for name, tensor in named.items()}
@@ -165,10 +160,7 @@ class QwenLayer:
                 named[f"mtp.{name}"] = tensor
                 continue
             stem, leaf = name.rsplit(".", 1)
-            parts = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else ("down_proj",)
-            for expert, matrix in enumerate(tensor):
-                for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
-                    named[f"mtp.{stem}.{expert}.{part}.weight"] = rows.contiguous()
+            named |= split_experts(f"mtp.{stem}", tensor, PARTS[leaf])
         return named
 
 
@@ -213,10 +205,7 @@ class NemotronLayers:
         for name, tensor in self.layers.state_dict().items():
             stem, leaf = name.rsplit(".", 1)
             if stem.endswith(".experts"):
-                named |= {
-                    f"mtp.layers.{stem}.{expert}.{leaf}.weight": rows.contiguous()
-                    for expert, rows in enumerate(tensor)
-                }
+                named |= split_experts(f"mtp.layers.{stem}", tensor, (leaf,))
             else:
                 named[f"mtp.layers.{name}"] = tensor
         return named
@@ -232,8 +221,5 @@ def write(root: Path) -> None:
         target = GoldenTarget(targets[case])
         layer = kind(case, target, seed)
         results = draft(layer.step, target.tokens, target.normed, None, DRAFTS)
-        folder = root / case / "checkpoint"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(target.config, indent=2) + "\n")
-        save_file(layer.tensors(), folder / "model.safetensors", metadata={"format": "pt"})
+        write_head(root / case, target.config, layer.tensors())
         write_outputs(root / case, target, target.normed, results)

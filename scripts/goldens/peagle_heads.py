@@ -4,17 +4,13 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.peagle import core
-from speculators.models.peagle.config import PEagleSpeculatorConfig
 from speculators.models.peagle.core import PEagleDraftModel
-from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
 
 from goldens.draft_head import DraftHead, eagle3_step, fuse
-from goldens.head_cases import LAYERS, ROWS, Target, greedy_drafts, vocabulary_map, write_outputs
-from goldens.llama_targets import random_weight
+from goldens.eagle3_speculators import build, save
+from goldens.head_cases import ROWS, Target, greedy_drafts, write_outputs
 
 DRAFTS, MASK_TOKEN = 7, 11
 
@@ -34,33 +30,6 @@ CASES: dict[str, dict] = {
         "head": {"norm_before_residual": True, "norm_before_fc": True, "draft_vocab_size": 128},
     },
 }
-
-
-def build(case: str, target: Target) -> PEagleDraftModel:
-    """The published model with random weights and, as after training, its own embedding."""
-    chosen = CASES[case]
-    generator = torch.Generator().manual_seed(301 + list(CASES).index(case))
-    layers = {**LAYERS, "vocab_size": target.config.vocab_size, **chosen["layers"]}
-    layer_class = Qwen3Config if layers.pop("model_type", "llama") == "qwen3" else LlamaConfig
-    model = PEagleDraftModel(
-        PEagleSpeculatorConfig(
-            transformer_layer_config=layer_class(**layers, attn_implementation="eager"),
-            eagle_aux_hidden_state_layer_ids=[1, 2, 3],
-            mask_token_id=MASK_TOKEN,
-            speculators_config=SpeculatorsConfig(
-                algorithm="peagle",
-                default_proposal_method="greedy",
-                proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=DRAFTS)],
-                verifier=VerifierConfig(name_or_path="llama-tied", architectures=["LlamaForCausalLM"]),
-            ),
-            **{"draft_vocab_size": 64, **chosen["head"]},
-        )
-    )
-    for name, parameter in model.named_parameters():
-        parameter.data = random_weight(name, parameter.shape, generator)
-    if model.d2t is not None:
-        model.load_state_dict(vocabulary_map(len(model.t2d), len(model.d2t), generator), strict=False)
-    return model.eval()
 
 
 def published_logits(model: PEagleDraftModel, tokens: Tensor, features: Tensor) -> Tensor:
@@ -90,8 +59,8 @@ def published_logits(model: PEagleDraftModel, tokens: Tensor, features: Tensor) 
 def write(root: Path) -> None:
     """Write `root/<case>/checkpoint` and `root/<case>/outputs.safetensors` for every case."""
     target = Target("llama-tied")
-    for case in CASES:
-        model = build(case, target)
+    for seed, (case, chosen) in enumerate(CASES.items(), start=301):
+        model = build("peagle", chosen, target, seed, DRAFTS, mask_token_id=MASK_TOKEN)
         config = model.config
         head = DraftHead(
             config.transformer_layer_config,
@@ -104,6 +73,5 @@ def write(root: Path) -> None:
         logits = eagle3_step(head, tokens, fuse(head, torch.cat([features, masks])))[0][ROWS - 1 :]
         published = published_logits(model, target.tokens, features)
         torch.testing.assert_close(published, logits, rtol=1e-4, atol=2e-5)
-        model.save_pretrained(root / case / "checkpoint")
-        (root / case / "checkpoint" / "config.py").unlink()  # the package saves its source beside the config
+        save(model, root / case)
         write_outputs(root / case, target, features, greedy_drafts(logits, model.d2t))

@@ -15,7 +15,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from goldens.llama_targets import random_weight
+from goldens.targets import random_weight
 
 SHAPE = {
     "vocab_size": 64,

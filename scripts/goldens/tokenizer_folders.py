@@ -63,147 +63,98 @@ MODELS: dict[str, dict[str, Any]] = {
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("bpe", "llama", {"tokenizer_config.json": LLAMA}),
     "llama-legacy": (
-        "bpe",
-        "llama",
-        {"tokenizer_config.json": {**LLAMA, "legacy": True, "add_eos_token": True}},
-    ),
+        "bpe", "llama", {"tokenizer_config.json": {**LLAMA, "legacy": True, "add_eos_token": True}}),
     "llama-without-prefix": (
-        "bpe",
-        "llama",
-        {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": False}},
-    ),
-    "llama-added": (
-        "bpe",
-        "llama",
+        "bpe", "llama",
         {
             "tokenizer_config.json": {
-                **LLAMA,
-                "added_tokens_decoder": {"300": NEW, "301": TOOL},
-                "pad_token": "<pad>",
-            }
-        },
-    ),
+                "tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": False}}),
+    "llama-added": (
+        "bpe", "llama",
+        {
+            "tokenizer_config.json": {
+                **LLAMA, "added_tokens_decoder": {"300": NEW, "301": TOOL}, "pad_token": "<pad>"}}),
     "model-alone": ("bpe", "llama", {}),
     "model-with-places": (
-        "bpe",
-        "llama",
+        "bpe", "llama",
         {
             "tokenizer_config.json": {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "added_tokens_decoder": {"5": _token("<five>"), "300": NEW},
-            }
-        },
-    ),
+                "added_tokens_decoder": {"5": _token("<five>"), "300": NEW}}}),
     "gemma-alone": ("gemma", "gemma3_text", {}),
     "gemma": (
-        "gemma",
-        "gemma3_text",
+        "gemma", "gemma3_text",
         {
             "tokenizer_config.json": {
-                "tokenizer_class": "GemmaTokenizer",
-                "add_bos_token": True,
-                "added_tokens_decoder": {"5": _token("<start_of_turn>"), "6": _token("<end_of_turn>")},
-            }
-        },
-    ),
+                "tokenizer_class": "GemmaTokenizer", "add_bos_token": True,
+                "added_tokens_decoder": {"5": _token("<start_of_turn>"), "6": _token("<end_of_turn>")}}}),
     "unigram": ("unigram", "llama", {}),
     "unigram-ends": (
-        "unigram",
-        "glm4",
-        {"tokenizer_config.json": {"add_bos_token": True, "add_eos_token": True, "eos_token": "<sep>"}},
-    ),
+        "unigram", "glm4",
+        {
+            "tokenizer_config.json": {
+                "add_bos_token": True, "add_eos_token": True, "eos_token": "<sep>"}}),
     "added-in-config": (
-        "words",
-        "llama",
+        "words", "llama",
         {
             "tokenizer_config.json": {
-                "added_tokens_decoder": {"4": NEW, "5": TOOL},
-                "bos_token": "<s>",
-                "eos_token": "<|new|>",
-            },
-            "added_tokens.json": {"<|old|>": 6},
-        },
-    ),
+                "added_tokens_decoder": {"4": NEW, "5": TOOL}, "bos_token": "<s>",
+                "eos_token": "<|new|>"},
+            "added_tokens.json": {"<|old|>": 6}}),
     "other-flags-in-config": (
-        "words",
-        "llama",
-        {"tokenizer_config.json": {"added_tokens_decoder": {"1": _token("<s>", special=False, lstrip=True)}}},
-    ),
-    "special-in-config": (
-        "words",
-        "llama",
-        {"tokenizer_config.json": {"eos_token": "<|old|>", "additional_special_tokens": ["<|tool|>"]}},
-    ),
-    "named-in-config": (
-        "words",
-        "llama",
+        "words", "llama",
         {
             "tokenizer_config.json": {
-                "extra_special_tokens": {"image_token": "<|tool|>"},
-                "boi_token": "<|new|>",
-            }
-        },
-    ),
+                "added_tokens_decoder": {"1": _token("<s>", special=False, lstrip=True)}}}),
+    "special-in-config": (
+        "words", "llama",
+        {
+            "tokenizer_config.json": {
+                "eos_token": "<|old|>", "additional_special_tokens": ["<|tool|>"]}}),
+    "named-in-config": (
+        "words", "llama",
+        {
+            "tokenizer_config.json": {
+                "extra_special_tokens": {"image_token": "<|tool|>"}, "boi_token": "<|new|>"}}),
     "added-in-file": ("words", "llama", {"added_tokens.json": {"<|new|>": 4, "<|old|>": 5}}),
     "special-in-map": (
-        "words",
-        "llama",
+        "words", "llama",
         {
             "tokenizer_config.json": {"eos_token": "</s>"},
-            "special_tokens_map.json": {"eos_token": "<|old|>", "additional_special_tokens": ["<|new|>"]},
-        },
-    ),
+            "special_tokens_map.json": {"eos_token": "<|old|>", "additional_special_tokens": ["<|new|>"]}}),
     "map-and-file": (
-        "words",
-        "llama",
+        "words", "llama",
         {
             "tokenizer_config.json": {"eos_token": "</s>"},
             "special_tokens_map.json": {"eos_token": {**NEW, "rstrip": True}},
-            "added_tokens.json": {"<|new|>": 4},
-        },
-    ),
-}
+            "added_tokens.json": {"<|new|>": 4}}),
+}  # fmt: skip
 
 BYTE_LEVEL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tiktoken": (
-        "tokenizer.model",
-        "llama",
+        "tokenizer.model", "llama",
         {
             "tokenizer_config.json": {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "added_tokens_decoder": {"320": NEW, "322": TOOL},
-                "bos_token": "<|new|>",
-                "add_bos_token": True,
-            }
-        },
-    ),
+                "added_tokens_decoder": {"320": NEW, "322": TOOL}, "bos_token": "<|new|>",
+                "add_bos_token": True}}),
     "tiktoken-alone": ("tiktoken.model", "smollm3", {}),
     "tekken": (
-        "tekken.json",
-        "mistral",
-        {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}},
-    ),
+        "tekken.json", "mistral",
+        {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}}),
     "qwen2": (
-        "vocab.json",
-        "qwen2",
+        "vocab.json", "qwen2",
         {
             "tokenizer_config.json": {
                 "tokenizer_class": "Qwen2Tokenizer",
                 "added_tokens_decoder": {"299": _token("<|endoftext|>"), "300": NEW, "301": TOOL},
-                "bos_token": None,
-                "eos_token": "<|new|>",
-                "pad_token": "<|endoftext|>",
-                "unk_token": None,
-            }
-        },
-    ),
+                "bos_token": None, "eos_token": "<|new|>", "pad_token": "<|endoftext|>",
+                "unk_token": None}}),
     "qwen3-alone": ("vocab.json", "qwen3", {}),
     "gpt2": (
-        "vocab.json",
-        "llama",
-        {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}},
-    ),
-}
+        "vocab.json", "llama",
+        {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}}),
+}  # fmt: skip
 """Cases of byte-level tokenizers, by the file of the vocabulary."""
 
 

@@ -61,7 +61,7 @@ def test_no_prompts(script, refused):
     ],
 )
 def test_what_cannot_be_written_is_named_before_anything_is_answered(script, option, refused):
-    assert "no/such/folder.json" in refused(script, "--input", "one.jsonl", option, "no/such/folder.json")
+    assert "one.jsonl" in refused(script, "--input", "one.jsonl", option, "one.jsonl/result.json")
 
 
 def test_an_answer_without_a_step_has_no_time_per_step(refused):

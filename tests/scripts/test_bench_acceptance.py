@@ -46,9 +46,9 @@ def test_a_head_is_measured_whatever_drafter_the_configuration_has(folder, tiny_
 
 def test_what_cannot_be_written_is_named_before_anything_is_measured(folder, capsys, monkeypatch):
     monkeypatch.setattr(jaxspec, "load", lambda *a, **k: pytest.fail("loaded"))
-    arguments = ["--prompts", str(folder / "few.jsonl"), "--output", str(folder / "absent" / "out.json")]
+    arguments = ["--prompts", str(folder / "few.jsonl"), "--output", str(folder / "few.jsonl" / "out.json")]
     assert bench_acceptance.main([str(folder / "pair.toml"), *SMALL, *arguments]) == 2
-    assert "absent/out.json" in capsys.readouterr().err
+    assert "few.jsonl" in capsys.readouterr().err
 
 
 def test_every_head_answers_every_set_at_every_temperature(folder, capsys):

@@ -15,7 +15,7 @@ from options import assert_complete, fields, parameters
 
 from jaxspec import DrafterConfig, EngineConfig, SamplingParams
 from jaxspec.config import load_config
-from jaxspec.service.batch import BatchRun, ReplicaRun, Row, actor, cluster, ray, run_settings
+from jaxspec.service.batch import BatchRun, ProcessReplica, ReplicaRun, Row, actor, ray, run_settings
 from jaxspec.service.batch.replica import Work
 from jaxspec.service.batch.run import row_seed
 
@@ -94,13 +94,13 @@ def test_a_run_asks_its_engine_for_what_it_is_told():
 
 def test_replicas_ask_their_engines_for_what_they_are_told(importable):
     """Two, which get a row each."""
-    options = {"load", "environments", "rows", "params", "imports", "raw", "keep_order", "note"}
+    options = {"load", "start", "rows", "params", "imports", "raw", "keep_order", "note"}
     assert_complete("ReplicaRun", parameters(ReplicaRun), options)
     assert_complete("Work", fields(Work), {"imports", "load", "params", "raw"})
     notes = []
     run = ReplicaRun(
         partial(load_echo, "loaded by it"),
-        [{"JAXSPEC_TEST": "a"}, {"JAXSPEC_TEST": "b"}],
+        [partial(ProcessReplica, {"JAXSPEC_TEST": name}) for name in "ab"],
         ROWS,
         PARAMS,
         imports=[importable],
@@ -196,56 +196,23 @@ def test_an_actor_asks_its_engine_for_what_it_is_told(monkeypatch, environment, 
     assert not environment
 
 
-class Dataset:
-    """Records what is to be done with it."""
-
-    def __init__(self, done):
-        self.done = done
-
-    def __getattr__(self, name):
-        def do(*arguments, **options):
-            self.done[name] = (arguments, options)
-            return self
-
-        return do
+@pytest.mark.parametrize(("engines", "devices", "share"), [(2, 4, 2), (None, 4, 4), (None, 1, 16), (3, 1, 3)])
+def test_a_cluster_with_gpus_is_shared_as_it_is_asked(monkeypatch, engines, devices, share):
+    monkeypatch.setattr(ray.ray, "cluster_resources", lambda: {"GPU": 16.0, "CPU": 64.0})
+    assert_complete("share_cluster", parameters(ray.share_cluster), {"engines", "tensor_parallel"})
+    found = ray.share_cluster(engines, devices)
+    assert (found.backend, found.description) == ("gpu", f"{share} engines in a Ray cluster")
+    assert [start.args for start in found.start] == [({"num_gpus": devices},)] * share
 
 
-def test_a_cluster_is_told_how_to_share_the_work(monkeypatch, tmp_path):
-    options = {"inputs", "output", "params", "share", "slots", "keep_order", "limit"}
-    assert_complete("answer_files", parameters(ray.answer_files), options)
-    done = {}
-    context = SimpleNamespace(execution_options=SimpleNamespace(), enable_progress_bars=False)
-    monkeypatch.setattr(ray.ray.data.DataContext, "get_current", lambda: context)
-    monkeypatch.setattr(ray, "LineSink", lambda folder: ("lines in", folder))
-    monkeypatch.setattr(ray, "_read", lambda paths, is_parquet: done.update(paths=paths) or Dataset(done))
-    monkeypatch.setattr(
-        ray, "_summaries", lambda output, is_parquet: [ray.Summary(rows=4), ray.Summary(rows=5)]
-    )
-    share = ray.Share(3, {"num_gpus": 2}, 5)
-
-    def answer(**more):
-        done.clear()
-        paths = [str(tmp_path / "in.jsonl")], str(tmp_path / "out")
-        given = {"model": "m", "params": PARAMS, "raw": True}
-        summary = ray.answer_files(*paths, share=share, slots=7, **more, **given)
-        assert (summary.rows, summary.seed) == (9, PARAMS.seed)
-        assert done["paths"] == paths[0]
-        assert done["write_datasink"] == ((("lines in", paths[1]),), {})
-        ((kind,), options) = done["map_batches"]
-        assert kind is ray.LineAnswerer
-        assert options["fn_constructor_kwargs"] == {**given, "cores": 5}
-        assert options["num_gpus"] == 2
-        assert options["batch_size"] == done["repartition"][1]["target_num_rows_per_block"] == 14
-        assert options["compute"].min_size == options["compute"].max_size == 3
-        return context.execution_options.preserve_order, done.get("limit")
-
-    assert answer() == (False, None)
-    assert answer(keep_order=True) == (True, None)
-    assert answer(limit=4) == (True, ((4,), {}))
-
-
-@pytest.mark.parametrize(("actors", "devices", "share"), [(2, 4, 2), (None, 4, 4), (None, 1, 16), (3, 1, 3)])
-def test_a_cluster_with_gpus_is_shared_as_it_is_asked(monkeypatch, actors, devices, share):
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 16.0, "CPU": 64.0})
-    assert_complete("share_cluster", parameters(ray.share_cluster), {"actors", "tensor_parallel"})
-    assert ray.share_cluster(actors, devices) == ray.Share(share, {"num_gpus": devices})
+@pytest.mark.parametrize(("engines", "count", "cores"), [(None, 2, 8), (4, 4, 4), (1, 1, 8)])
+def test_a_cluster_without_gpus_is_shared_by_its_cores(monkeypatch, engines, count, cores):
+    """By default with an engine on each machine that is there."""
+    nodes = [{"Alive": alive} for alive in (True, False, True)]
+    monkeypatch.setattr(ray.ray, "cluster_resources", lambda: {"CPU": 16.0})
+    monkeypatch.setattr(ray.ray, "nodes", lambda: nodes)
+    found = ray.share_cluster(engines, 1)
+    assert (found.backend, len(found.start)) == ("cpu", count)
+    (options,) = found.start[0].args
+    assert options["num_cpus"] == 1
+    assert options["runtime_env"] == {"env_vars": {"NPROC": str(cores), "OMP_NUM_THREADS": str(cores)}}

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import tempfile
+from functools import partial
 
 import jax
 import pytest
@@ -18,7 +19,8 @@ from jaxspec.commands import batch as batch_command
 from jaxspec.commands import batch_job
 from jaxspec.commands import chat as chat_command
 from jaxspec.sampling import SamplingMode, required_mode
-from jaxspec.service.batch import ray
+from jaxspec.service.batch import Engines, ProcessReplica, ray
+from jaxspec.service.batch.ray import RayReplica
 from jaxspec.service.batch.run import row_seed
 
 ONLY_FROM_PYTHON = {"speculate", "num_speculative_tokens"}
@@ -268,25 +270,21 @@ def asked(request, batch, monkeypatch):
             | {"keep_order": keep_order, "imports": (), "replicas": None, "address": None}
         )
 
-    def replica_run(load, environments, rows, params, *, imports, raw, keep_order, note):
+    def replica_run(load, start, rows, params, *, imports, raw, keep_order, note):
         assert load.func is fake_load
         assert load.keywords.pop("progress") is False
-        assert environments[0] == {"devices": str(load.keywords.get("tensor_parallel", 1))}
+        kinds, places = {each.func for each in start}, [each.args[0] for each in start]
+        assert kinds == {RayReplica if request.param == "ray" else ProcessReplica}
+        assert places[0]["devices"] == str(load.keywords.get("tensor_parallel", 1))
         raise Asked(
             {"config": load.args[0], **load.keywords, "rows": len(list(rows)), "params": params, "raw": raw}
-            | {"keep_order": keep_order, "imports": imports, "replicas": len(environments), "address": None}
+            | {"keep_order": keep_order, "imports": imports, "replicas": len(start)}
+            | {"address": places[0].get("address")}
         )
 
-    def answer_files(inputs, output, *, share, slots, keep_order, limit, model, params, raw, imports, **load):
-        assert inputs[0].endswith("in.jsonl")
-        assert ".jsonl" in output
-        address, replicas = share
-        rows = len(ROWS) if limit is None else limit
-        assert slots == load.get("batch_size", 4)
-        raise Asked(
-            {"config": model, **load, "rows": rows, "params": params, "raw": raw, "keep_order": keep_order}
-            | {"imports": imports, "replicas": replicas, "address": address}
-        )
+    def share_cluster(engines, tensor_parallel):
+        place = {"devices": str(tensor_parallel), "address": connected.pop()}
+        return Engines("cpu", "none", [partial(RayReplica, place)] * (engines or 2))
 
     def fake_load(config, **settings):
         return config, settings
@@ -298,8 +296,7 @@ def asked(request, batch, monkeypatch):
     monkeypatch.setattr(batch_job, "choose_devices", lambda device, count: jax.devices() * count)
     monkeypatch.setattr(batch_job, "ReplicaRun", replica_run)
     monkeypatch.setattr(ray, "connect", connected.append)
-    monkeypatch.setattr(ray, "answer_files", answer_files)
-    monkeypatch.setattr(ray, "share_cluster", lambda actors, tensor_parallel: (connected.pop(), actors))
+    monkeypatch.setattr(ray, "share_cluster", share_cluster)
 
     def run(*more):
         with pytest.raises(Asked) as told:
@@ -316,7 +313,7 @@ def test_every_option_of_a_batch_reaches_its_engines_in_each_way(asked, tiny_con
     assert default["rows"] == 3
     assert default["drafter"] == {}
     assert (default["raw"], default["keep_order"], tuple(default["imports"])) == (False, False, ())
-    assert default["replicas"] == (2 if asked.way == "replicas" else None)
+    assert default["replicas"] == (None if asked.way == "one engine" else 2)
     assert default["address"] == ("here" if asked.way == "ray" else None)
     options = {"temperature": 0.7, "top_k": 5, "top_p": 0.3, "min_p": 0.2, "seed": 3}
     options |= {"max_new_tokens": 7, "stop": ["w9", "w8"], "stop_token_ids": [7, 8], "ignore_eos": True}
@@ -389,9 +386,6 @@ def test_every_option_about_the_rows_of_a_batch_reaches_them(engine, batch, monk
     (tmp_path / "in.jsonl").write_text('{"prompt": "w6 </s>"}\n', "utf-8")
     assert batch("--special-tokens-as-text")[1] == 1
     assert "special_tokens_as_text: this tokenizer has no other tokens for '</s>'" in capsys.readouterr().err
-    for option in ("--prompt-key=q", "--keep-columns", "--special-tokens-as-text", "--resume", "--n=2"):
-        assert batch(option, "--ray")[1] == 2
-        assert f"{option.partition('=')[0]} cannot be used with --ray" in capsys.readouterr().err
     messages = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "w8"}]
     own = {"messages": messages, "n": 1, "continue_final_message": False}
     rows = [{"messages": messages}, own]

@@ -11,6 +11,7 @@ import compare_greedy
 import compare_modes
 import plot_acceptance
 import pytest
+from bench import script as shared_script
 from golden_files import golden_folder
 from options import arguments, assert_complete, fields
 
@@ -115,8 +116,7 @@ def ran(monkeypatch, tmp_path, tiny_config, capsys):
 
     monkeypatch.setattr(jaxspec, "load", load)
     monkeypatch.setattr(provenance, "provenance", lambda *told, **more: {"device": "none"})
-    for script in (bench_acceptance, compare_greedy, compare_modes):
-        monkeypatch.setattr(script, "provenance", lambda *told, **more: {"device": "none"})
+    monkeypatch.setattr(shared_script, "provenance", lambda *told, **more: {"device": "none"})
     oracle = SimpleNamespace(take_over=lambda programs: None)
     monkeypatch.setattr(compare_modes, "Oracle", lambda programs: oracle)
     monkeypatch.setattr(compare_greedy, "load", lambda config, dtype: dtype)
@@ -209,7 +209,7 @@ def test_bench_acceptance(ran, tiny_config):
         "max_new_tokens",
         "num_speculative_tokens",
     }
-    rest = {"config", "batch_size", "output", "imports"}
+    rest = {"config", "batch_size", "json", "imports"}
     assert_complete("bench_acceptance.py", arguments(bench_acceptance.main), options, rest)
     head = golden_folder("eagle3-residual-normed")
     words = ["--prompts", "a.jsonl", "b.jsonl", "--temperatures", 0.5, "--seeds", 3, 4, "--limit", 2]

@@ -2,8 +2,10 @@
 
 from jaxspec.service.batch.answer import Answer
 from jaxspec.service.batch.devices import HostDevices
-from jaxspec.service.batch.output import OutputError, OutputFile, Unanswered
+from jaxspec.service.batch.output import Output, OutputError, OutputFile, Unanswered
+from jaxspec.service.batch.processes import ProcessReplica
 from jaxspec.service.batch.record import record_path
+from jaxspec.service.batch.replica import Engines
 from jaxspec.service.batch.replicas import ReplicaError, ReplicaRun
 from jaxspec.service.batch.run import BatchRun, row_seed
 from jaxspec.service.batch.settings import run_settings
@@ -15,10 +17,13 @@ __all__ = [
     "STDIN",
     "Answer",
     "BatchRun",
+    "Engines",
     "HostDevices",
     "InputError",
+    "Output",
     "OutputError",
     "OutputFile",
+    "ProcessReplica",
     "ReplicaError",
     "ReplicaRun",
     "Row",

@@ -1,9 +1,8 @@
-"""The engine of one actor on Ray, which answers tables of rows."""
+"""An engine that answers tables of rows, for pipelines of Ray Data."""
 
-import json
 import os
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from jaxspec.service.batch.answer import Answer
 from jaxspec.service.batch.columns import ANSWER_COLUMNS, as_columns
 from jaxspec.service.batch.devices import thread_limits
 from jaxspec.service.batch.run import BatchRun
-from jaxspec.service.rows import KEYS, MAX_LINE, NOTES, Row, RowError, make_row, parse_line
+from jaxspec.service.rows import KEYS, NOTES, Row, RowError, make_row
 from jaxspec.service.rows.parquet import without_nulls
 
 
@@ -80,40 +79,22 @@ class Answerer:
         # Of columns that are not looked at, Python may be unable to hold the values.
         asked = table.select([name for name in KEYS if name in table.column_names and name not in NOTES])
         given = [without_nulls(row) for row in asked.to_pylist()]
-        rows = [_row(f"row {row.get('id')!r}", make_row, {**row, **unknown}, None) for row in given]
-        answers = zip(given, self._records(rows), strict=True)
-        records = [{**as_columns(record), "id": row.get("id")} for row, record in answers]
+        rows = [_row(f"row {row.get('id')!r}", {**row, **unknown}) for row in given]
+        run = BatchRun(self._engine, rows, self._params, raw=self._raw, keep_order=True)
+        records = [
+            {
+                **(as_columns(ended.to_dict()) if isinstance(ended, Answer) else {"error": str(ended)}),
+                "id": row_id,
+            }
+            for row_id, ended in zip([row.get("id") for row in given], run, strict=True)
+        ]
         id_type = table.schema.field("id").type if "id" in table.column_names else pa.null()
         columns = {"id": id_type, **ANSWER_COLUMNS, "error": pa.string()}
         return pa.Table.from_pylist(records, pa.schema(columns))
 
-    def _records(self, rows: Sequence[Row | RowError]) -> list[dict[str, Any]]:
-        """An output row for each row, in order; for a failed row, its id and "error"."""
-        run = BatchRun(self._engine, rows, self._params, raw=self._raw, keep_order=True)
-        return [
-            ended.to_dict()
-            if isinstance(ended, Answer)
-            else {**({"id": row.id} if isinstance(row, Row) else {}), "error": str(ended)}
-            for row, ended in zip(rows, run, strict=True)
-        ]
 
-
-class LineAnswerer(Answerer):
-    """Like `Answerer`, but takes and returns lines of JSON, whose ids may mix strings and integers."""
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """Answers a table of `LineSource`; returns a table with one column, "line" (string)."""
-        given = [(each["place"], each["line"], each["number"]) for each in table.to_pylist()]
-        rows = [
-            _row(place, parse_line, line if len(line) <= MAX_LINE else None, number)
-            for place, line, number in given
-        ]
-        lines = [json.dumps(record, ensure_ascii=False) for record in self._records(rows)]
-        return pa.table({"line": pa.array(lines, pa.string())})
-
-
-def _row(place: str, make: Callable[..., Row], *given: Any) -> Row | RowError:
+def _row(place: str, values: Mapping[str, Any]) -> Row | RowError:
     try:
-        return make(place, *given)
+        return make_row(place, values, None)
     except (ValueError, RecursionError) as error:
         return RowError(place, error)

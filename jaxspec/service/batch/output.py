@@ -6,9 +6,10 @@ import os
 import stat
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jaxspec.service.batch.record import describe_difference, read_record, record_path, write_record
 from jaxspec.service.rows import IdTable, Row, RowError, RowId
@@ -24,15 +25,57 @@ class OutputError(ValueError):
     """The output cannot be used; the message names it."""
 
 
-class OutputFile:
-    """Appends rows, each in one unbuffered write, so that finished rows survive the process.
-
-    The file is locked against other processes; the system releases the lock when this process ends, however
-    it ends. A pipe or a device has neither a lock nor a record.
+class Output(ABC):
+    """What a run writes its rows to; one that is not resumed holds none.
 
     Attributes:
       path: the file.
       recorded: the settings of the run that wrote the existing rows; empty if none are recorded.
+    """
+
+    path: Path
+    recorded: dict[str, Any]
+
+    def holds(self, row_id: RowId) -> bool:
+        """Whether there was a row with this id when it was opened."""
+        return False
+
+    def answers(self, row: Row) -> bool:
+        """Whether there was an answer to this very row when it was opened."""
+        return False
+
+    @abstractmethod
+    def begin(self, settings: Mapping[str, Any], about: Mapping[str, Any], *, force: bool = False) -> None:
+        """Records the run's settings.
+
+        Args:
+          settings: everything that answers depend on, as JSON values by name. If there are rows, they must
+            have been written with the same settings.
+          about: further information for the record.
+          force: continue although the settings differ; the record then keeps both.
+
+        Raises:
+          OutputError: the settings differ, or something cannot be written.
+        """
+
+    @abstractmethod
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a row.
+
+        Raises:
+          OutputError: it cannot be written, for example because the disk is full.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finishes the file; errors as of `append`."""
+
+
+class OutputFile(Output):
+    """Appends rows, each in one unbuffered write, so that finished rows survive the process.
+
+    The file is locked against other processes; the system releases the lock when this process ends, however
+    it ends. A pipe or a device has neither a lock nor a record.
     """
 
     def __init__(self, path: Path, *, resume: bool):
@@ -47,7 +90,7 @@ class OutputFile:
             `resume`) its content is not output rows.
         """
         self.path = path
-        self.recorded: dict[str, Any] = {}
+        self.recorded = {}
         # A digest of the question, for every id.
         self._finished = IdTable()
         self._whole = 0
@@ -78,25 +121,13 @@ class OutputFile:
         return len(self._finished)
 
     def holds(self, row_id: RowId) -> bool:
-        """Whether the file held a row with this id when it was opened."""
         return self._finished.get(row_id) is not None
 
     def answers(self, row: Row) -> bool:
-        """Whether the file held an answer to this very row when it was opened."""
         return self._finished.get(row.id) == int(row.digest, 16)
 
     def begin(self, settings: Mapping[str, Any], about: Mapping[str, Any], *, force: bool = False) -> None:
-        """Records the run's settings, and removes an incomplete last line.
-
-        Args:
-          settings: everything that answers depend on, as JSON values by name. If the file holds rows, they
-            must have been written with the same settings.
-          about: further information for the record.
-          force: continue although the settings differ; the record then keeps both.
-
-        Raises:
-          OutputError: the settings differ, or the file or its record cannot be written.
-        """
+        """As of `Output`; also removes an incomplete last line."""
         if not self._is_plain:
             return
         settings = json.loads(json.dumps(settings, default=str))  # str: TOML has dates
@@ -114,11 +145,7 @@ class OutputFile:
             raise _cannot_write(self.path, error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one row; syncs the file to disk every `SYNC_SECONDS`.
-
-        Raises:
-          OutputError: the row cannot be written, for example because the disk is full.
-        """
+        """As of `Output`; syncs the file to disk every `SYNC_SECONDS`."""
         line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
         try:
             while line:
@@ -129,11 +156,7 @@ class OutputFile:
             raise _cannot_write(self.path, error) from None
 
     def close(self) -> None:
-        """Syncs the file to disk, closes it and releases the lock.
-
-        Raises:
-          OutputError: writing to the disk failed.
-        """
+        """Syncs the file to disk, closes it and releases the lock."""
         try:
             with self._file:
                 self._sync()
@@ -192,17 +215,6 @@ class OutputFile:
 
     def _no_row(self, number: int) -> OutputError:
         return OutputError(f"{self.path} line {number} is no output row: cannot resume from this file")
-
-
-class Output(Protocol):
-    """What a run writes its rows to: `OutputFile`, or a file that cannot be resumed."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def holds(self, row_id: RowId) -> bool: ...
-
-    def answers(self, row: Row) -> bool: ...
 
 
 class Unanswered:

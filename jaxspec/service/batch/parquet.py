@@ -11,23 +11,18 @@ import pyarrow.parquet as pq
 
 from jaxspec.errors import one_line
 from jaxspec.service.batch.columns import ANSWER_COLUMNS, as_columns
-from jaxspec.service.batch.output import OutputError
+from jaxspec.service.batch.output import Output, OutputError
 from jaxspec.service.batch.record import write_record
-from jaxspec.service.rows import Row, RowId
 
 ROW_GROUP = 1024
 """Rows that are held until they are written."""
 
 
-class ParquetFile:
-    """An output like `OutputFile` that appears when it is closed, and holds then what was answered.
+class ParquetFile(Output):
+    """An output that appears when it is closed, and holds then what was answered.
 
     Until then it is beside it, as "OUT.parquet.part", locked against other runs. What a run that was killed
     had written is lost, since a Parquet file without its end cannot be read.
-
-    Attributes:
-      path: the file.
-      recorded: empty, as nothing is resumed.
     """
 
     def __init__(self, path: Path, columns: pa.Schema):
@@ -41,7 +36,7 @@ class ParquetFile:
           OutputError: it exists, cannot be written, or another run writes it.
         """
         self.path = path
-        self.recorded: dict[str, Any] = {}
+        self.recorded = {}
         self._schema = pa.schema([*columns, *(pa.field(*each) for each in ANSWER_COLUMNS.items())])
         self._part = path.with_name(f"{path.name}.part")
         self._records: list[dict[str, Any]] = []
@@ -59,41 +54,20 @@ class ParquetFile:
         self._file.truncate(0)
         self._writer = pq.ParquetWriter(self._file, self._schema)
 
-    def holds(self, row_id: RowId) -> bool:
-        """Whether an earlier run has answered the row: False."""
-        return False
-
-    def answers(self, row: Row) -> bool:
-        """As `holds`."""
-        return False
-
     def begin(self, settings: Mapping[str, Any], about: Mapping[str, Any], *, force: bool = False) -> None:
-        """Records the run's settings, as `OutputFile.begin`.
-
-        Raises:
-          OutputError: the record cannot be written.
-        """
         try:
             write_record(self.path, {"settings": dict(settings), **about})
         except OSError as error:
             raise self._cannot_write(error) from None
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a row; writes `ROW_GROUP` of them at a time.
-
-        Raises:
-          OutputError: they cannot be written.
-        """
+        """As of `Output`; writes `ROW_GROUP` rows at a time."""
         self._records.append(as_columns(record))
         if len(self._records) >= ROW_GROUP:
             self._write()
 
     def close(self) -> None:
-        """Writes the rest, finishes the file and gives it its name.
-
-        Raises:
-          OutputError: it cannot be written.
-        """
+        """Writes the rest, finishes the file and gives it its name."""
         with self._file:
             if self._records:
                 self._write()

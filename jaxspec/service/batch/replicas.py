@@ -1,56 +1,27 @@
-"""Batch runs with several engines, each in its own process."""
+"""Batch runs with several engines, each in its own process: on this machine, or on those of a cluster."""
 
-import os
-import signal
-import subprocess
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from multiprocessing import Pipe
 from queue import SimpleQueue
-from tempfile import TemporaryFile
 from threading import Thread
-from typing import Any
 
 from jaxspec.engine import Engine
-from jaxspec.errors import one_line
-from jaxspec.interpreter import python_interpreter
 from jaxspec.sampling import SamplingParams
 from jaxspec.service.batch.answer import Answer
-from jaxspec.service.batch.devices import child_environment
-from jaxspec.service.batch.progress import Progress
+from jaxspec.service.batch.progress import LOOK_AHEAD, Progress
 from jaxspec.service.batch.read_ahead import ReadAhead
-from jaxspec.service.batch.replica import Ready, Refused, Work
-from jaxspec.service.batch.run import LOOK_AHEAD
+from jaxspec.service.batch.replica import Message, PendingRow, Ready, Refused, Replica, Work
 from jaxspec.service.rows import Row, RowError
 
 MAX_DEATHS = 3
 """The run fails if one replica dies so often without an answer, or so many replicas die with the same row."""
 
-_PROGRAM = "import sys; from jaxspec.service.batch.replica import main; main(int(sys.argv[1]))"
-_SECONDS_TO_END = 10.0
-_MAX_OUTPUT = 2**16
-
 
 class ReplicaError(RuntimeError):
     """A replica cannot be started or kept running; the message is one line."""
-
-
-@dataclass
-class _PendingRow:
-    """A row in progress.
-
-    Attributes:
-      index: its number among all rows of the run.
-      row: the row.
-      deaths: number of replicas that died while they had it.
-    """
-
-    index: int
-    row: Row
-    deaths: int = 0
 
 
 class ReplicaRun(Progress):
@@ -66,7 +37,7 @@ class ReplicaRun(Progress):
     def __init__(
         self,
         load: Callable[[], Engine],
-        environments: Sequence[Mapping[str, str]],
+        start: Sequence[Callable[[Work], Replica]],
         rows: Iterable[Row | RowError],
         params: SamplingParams,
         *,
@@ -79,7 +50,7 @@ class ReplicaRun(Progress):
 
         Args:
           load: makes an engine in a replica's process; must be picklable.
-          environments: for each replica, environment variables to add to this process's own.
+          start: as in `Engines`.
           rows: as in `BatchRun`, each with its own place.
           params: as in `BatchRun`, with the run's seed.
           imports: Python files that each process runs first.
@@ -87,16 +58,14 @@ class ReplicaRun(Progress):
           note: called with a line of text when a replica dies, and with what the first replica prints while
             loading.
         """
-        super().__init__(keep_order=keep_order)
+        super().__init__(rows, keep_order=keep_order)
         self._work = Work(tuple(imports), load, params, raw)
-        self._environments = environments
-        self._rows = rows
+        self._starts = start
         self._note = note
         self._events: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._replicas: dict[int, _Replica] = {}
-        self._deaths = [0] * len(environments)
-        self._retries: deque[_PendingRow] = deque()
-        self._num_read = 0
+        self._replicas: dict[int, Replica] = {}
+        self._deaths = [0] * len(start)
+        self._retries: deque[PendingRow] = deque()
         self._has_started = False
 
     def start(self, on_ready: Callable[[], object] = lambda: None) -> None:
@@ -108,7 +77,7 @@ class ReplicaRun(Progress):
         Raises:
           ReplicaError: an engine cannot be loaded.
         """
-        for number in range(len(self._environments)):
+        for number in range(len(self._starts)):
             self._start(number)
         num_ready = 0
         while num_ready < len(self._replicas):
@@ -121,11 +90,9 @@ class ReplicaRun(Progress):
     def close(self) -> None:
         """Ends all processes, immediately if they still have rows."""
         for replica in self._replicas.values():
-            replica.end_input()
+            replica.send(None)
         for replica in self._replicas.values():
-            if replica.slots and not replica.pending:
-                replica.wait()
-            replica.kill()
+            replica.close()
         self._replicas.clear()
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
@@ -152,38 +119,27 @@ class ReplicaRun(Progress):
 
     def _hand_out(self) -> None:
         while free := [replica for replica in self._replicas.values() if replica.room]:
-            pending = self._retries.popleft() if self._retries else self._read()
-            if pending is None:
+            if self._retries:
+                pending = self._retries.popleft()
+            elif (read := self._next_row(may_wait=False)) is not None:
+                pending = PendingRow(*read)
+            else:
                 return
             max(free, key=lambda replica: replica.room).give(pending)
 
-    def _read(self) -> _PendingRow | None:
-        """The next row, or None if there is none now."""
-        while self._num_read - self._num_yielded < self._look_ahead:
-            row = self._source.take(wait=False)
-            if row is None:
-                return None
-            self._num_read += 1
-            if isinstance(row, Row):
-                return _PendingRow(self._num_read - 1, row)
-            self._done[self._num_read - 1] = row
-        return None
-
     def _start(self, number: int) -> None:
-        replica = _Replica(self._environments[number], self._work)
+        replica = self._starts[number](self._work)
         self._replicas[number] = replica
         # A daemon, because it may still be reading when an interrupted process ends.
         Thread(target=self._listen, args=(number, replica), daemon=True).start()
 
-    def _listen(self, number: int, replica: "_Replica") -> None:
+    def _listen(self, number: int, replica: Replica) -> None:
         """Turns the messages and the end of a process into events."""
-        try:
-            while True:
-                self._events.put(partial(self._take, number, replica, replica.connection.recv()))
-        except (EOFError, OSError):
-            self._events.put(partial(self._replace, number, replica))
+        for message in replica.messages():
+            self._events.put(partial(self._take, number, replica, message))
+        self._events.put(partial(self._replace, number, replica))
 
-    def _take(self, number: int, replica: "_Replica", message: Any) -> None:
+    def _take(self, number: int, replica: Replica, message: Message) -> None:
         if isinstance(message, Ready):
             replica.slots = message.slots
             if number == 0 and (output := replica.last_output()):
@@ -200,91 +156,14 @@ class ReplicaRun(Progress):
             self._done[pending.index] = message
             self._deaths[number] = 0
 
-    def _replace(self, number: int, replica: "_Replica") -> None:
+    def _replace(self, number: int, replica: Replica) -> None:
         """Takes back the rows of a dead replica, and starts another instead."""
-        death = f"replica {number + 1} of {len(self._environments)} died: {replica.wait_for_end()}"
+        death = f"replica {number + 1} of {len(self._starts)} died: {replica.cause_of_death()}"
         self._deaths[number] += 1
-        for pending in replica.pending.values():
-            pending.deaths += 1
-        most = max(self._deaths[number], *(pending.deaths for pending in replica.pending.values()), 0)
+        back = [replace(pending, deaths=pending.deaths + 1) for pending in replica.pending.values()]
+        most = max(self._deaths[number], *(pending.deaths for pending in back), 0)
         if most >= MAX_DEATHS:
             raise ReplicaError(f"{death}; that was {most} times in a row")
         self._note(f"{death}; its rows are answered again")
-        self._retries.extendleft(reversed(replica.pending.values()))
+        self._retries.extendleft(reversed(back))
         self._start(number)
-
-
-class _Replica:
-    """One replica's process.
-
-    Attributes:
-      connection: to the process.
-      slots: requests that its engine runs at once; 0 until the engine is loaded.
-      pending: the rows that it holds, by `Row.place`.
-    """
-
-    def __init__(self, environment: Mapping[str, str], work: Work):
-        self.slots = 0
-        self.pending: dict[str, _PendingRow] = {}
-        self.connection, theirs = Pipe()
-        self._output = TemporaryFile()  # noqa: SIM115
-        with theirs:
-            self._process = subprocess.Popen(
-                [python_interpreter(), "-P", "-c", _PROGRAM, str(theirs.fileno())],
-                env=child_environment(environment),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                start_new_session=True,  # only the parent handles Ctrl-C
-            )
-        self._send(work)
-
-    @property
-    def room(self) -> int:
-        """How many more rows it may hold: enough that no slot is idle while an answer is on its way, but few
-        enough to keep the replicas balanced."""
-        return self.slots + -(-self.slots // 4) - len(self.pending) if self.slots else 0
-
-    def give(self, pending: _PendingRow) -> None:
-        """Sends a row. If the process has died, `_replace` takes the row back."""
-        self.pending[pending.row.place] = pending
-        self._send(pending.row)
-
-    def last_output(self) -> str:
-        """The end of its output on stdout and stderr."""
-        size = os.fstat(self._output.fileno()).st_size
-        # pread keeps the file position, which the process shares and writes at.
-        text = os.pread(self._output.fileno(), min(size, _MAX_OUTPUT), max(size - _MAX_OUTPUT, 0))
-        return text.decode("utf-8", "replace").strip()
-
-    def end_input(self) -> None:
-        """Tells the process that there are no more rows."""
-        self._send(None)
-
-    def wait(self) -> None:
-        """Waits up to `_SECONDS_TO_END` seconds for the process to end."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_END)
-
-    def wait_for_end(self) -> str:
-        """Waits for a process that closed its connection; returns the cause of its death in one line."""
-        self.wait()
-        status = self._process.poll()
-        words = self.last_output().splitlines()
-        self.kill()
-        if status is None:
-            how = "it hangs"
-        else:
-            how = f"exit status {status}" if status >= 0 else f"signal {-status}, {signal.strsignal(-status)}"
-        return one_line(f"{how}; its last words: {words[-1]}" if words else how)
-
-    def kill(self) -> None:
-        """Kills the process."""
-        self._process.kill()
-        self._process.wait()
-        self._output.close()
-
-    def _send(self, message: Any) -> None:
-        with suppress(OSError):  # its listener notices that it is dead
-            self.connection.send(message)

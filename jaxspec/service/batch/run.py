@@ -12,13 +12,9 @@ from typing import Any
 from jaxspec.engine import Engine, Generation, Request
 from jaxspec.sampling import SamplingParams, sample_seed
 from jaxspec.service.batch.answer import Answer
-from jaxspec.service.batch.progress import Progress
+from jaxspec.service.batch.progress import LOOK_AHEAD, Progress
 from jaxspec.service.batch.read_ahead import ReadAhead
 from jaxspec.service.rows import RefusedLine, Row, RowError, RowId, hash_json
-
-LOOK_AHEAD = 16
-"""With `keep_order`, how far rows may be read ahead of the first unanswered one, in units of
-`Engine.max_pending`."""
 
 
 def row_seed(seed: int, row_id: RowId, turn: int) -> int:
@@ -78,16 +74,15 @@ class BatchRun(Progress):
           keep_order: yield in the order of the rows. Answers wait for those before them, and slots may
             become idle while one row takes as long as `LOOK_AHEAD` * `Engine.max_pending` others.
         """
-        super().__init__(keep_order=keep_order)
+        super().__init__(rows, keep_order=keep_order)
         self._engine = engine
-        self._rows = rows
+        self._look_ahead = LOOK_AHEAD * engine.max_pending
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._params = params
         self._raw = raw
         self._next_turns: deque[_PendingRow] = deque()
         self._pending: dict[int, _PendingRow] = {}
         self._num_requests = 0
-        self._num_read = 0
         self._ended_requests: SimpleQueue[Request | None] = SimpleQueue()
 
     def __iter__(self) -> Generator[Answer | RowError, None, None]:
@@ -145,15 +140,8 @@ class BatchRun(Progress):
 
     def _read(self) -> _PendingRow | None:
         """The next row, or None if there is none now; waits for one only if nothing else is in progress."""
-        while self._num_read - self._num_yielded < LOOK_AHEAD * self._engine.max_pending:
-            row = self._source.take(wait=not self._pending and not self._done)
-            if row is None:
-                return None
-            self._num_read += 1
-            if isinstance(row, Row):
-                return _PendingRow(self._num_read - 1, row, [])
-            self._done[self._num_read - 1] = row
-        return None
+        read = self._next_row(may_wait=not self._pending)
+        return None if read is None else _PendingRow(*read, [])
 
     def _request(self, pending: _PendingRow) -> Request:
         row, asked = pending.row, pending.row.asked

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxspec.config import Config, DrafterConfig
+from jaxspec.config import Config, DrafterConfig, EngineConfig
 from jaxspec.config.toml import SourceConfig
 from jaxspec.files import CheckpointError
 from jaxspec.files.gguf.parts import parts_of
@@ -68,10 +68,11 @@ def run_settings(
         "engine.max_model_len": engine.max_model_len_on(backend),
         "engine.synthetic_acceptance_length": engine.synthetic_acceptance_length,
         # Left out where it is the default, as in the records of runs that were begun without it.
-        **({} if engine.packed is None else {"engine.packed": engine.packed}),
-        **({"engine.exact": True} if engine.exact else {}),
-        **({} if engine.output_dtype is None else {"engine.output_dtype": engine.output_dtype}),
-        **({} if engine.gpu_activations is None else {"engine.gpu_activations": engine.gpu_activations}),
+        **{
+            f"engine.{name}": value
+            for name in ("packed", "exact", "output_dtype", "gpu_activations")
+            if (value := getattr(engine, name)) is not EngineConfig.__dataclass_fields__[name].default
+        },
         # An answer without a limit may fill the cache.
         **({} if engine.num_pages is None else {"engine.cache_tokens": engine.num_pages * engine.page_size}),
         **dataclasses.asdict(params),

@@ -1,6 +1,5 @@
 """The summary of a batch run."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ class Summary:
       answered: rows answered by this run.
       skipped: rows answered by an earlier run.
       failures: errors of the first `MAX_FAILURES` failed rows.
-      seed: the run's seed, given or drawn; None of a part of a run.
+      seed: the run's seed, given or drawn.
       prompt_tokens: tokens of all prompts; the prompt of a turn includes the turns before it.
       tokens: generated tokens.
       load_seconds: time of loading and compiling.
@@ -37,22 +36,6 @@ class Summary:
     load_seconds: float = 0.0
     seconds: float = 0.0
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
-
-    @classmethod
-    def total(cls, parts: "Iterable[Summary]") -> "Summary":
-        """The counts of several parts of a run together."""
-        total = cls()
-        for part in parts:
-            total = cls(
-                rows=total.rows + part.rows,
-                answered=total.answered + part.answered,
-                skipped=total.skipped + part.skipped,
-                failures=(*total.failures, *part.failures)[:MAX_FAILURES],
-                prompt_tokens=total.prompt_tokens + part.prompt_tokens,
-                tokens=total.tokens + part.tokens,
-                stats=AcceptanceStats.total([total.stats, part.stats]),
-            )
-        return total
 
     @property
     def failed(self) -> int:

@@ -1,11 +1,14 @@
 """Reading rows from JSONL files, pipes and Parquet files."""
 
 import errno
+import io
 import os
+import re
 from bisect import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -23,6 +26,29 @@ STDIN = "-"
 
 # OpenAI's requests sample unless they say otherwise.
 _SAMPLING_WORDS = (b'"temperature"', b'"top_k"', b'"top_p"', b'"custom_id"')
+
+
+def input_files(*sources: str) -> list[str]:
+    """The sources with the files of a folder, in the order of their names, in place of each folder.
+
+    Names in it that begin with "." or "_" are left out, as programs write such files beside others.
+
+    Raises:
+      InputError: a folder cannot be read or has no file.
+    """
+    return [file for source in sources for file in _files(source)]
+
+
+def _files(source: str) -> list[str]:
+    if _is_url(source):
+        with _reading(source):
+            files = _needs_pyarrow("urls").files_at(source)
+    else:
+        files = sorted(str(path) for path in Path(source).rglob("*") if path.is_file()) or [source]
+    own = [file for file in files if not re.search(r"/[._]", file[len(source.rstrip("/")) :])]
+    if not own:
+        raise InputError(f"cannot read {source}: a folder without files")
+    return own
 
 
 def read_rows(*sources: str | Path, unique_ids: bool = True, form: Form = PLAIN) -> Iterator[Row | RowError]:
@@ -73,7 +99,7 @@ def _read(sources: Sequence[str | Path], taken: IdTable | None, form: Form) -> I
 def _read_parquet(
     source: str | Path, taken: IdTable | None, form: Form, places: "_Places"
 ) -> Iterator[Row | RowError]:
-    for values in _parquet().read(source, form):
+    for values in _needs_pyarrow("parquet").read(source, form):
         yield _row(partial(make_row, values=values), places.count(), taken, form, places)
 
 
@@ -95,7 +121,8 @@ def _row(
 
 def is_parquet(source: str | Path) -> bool:
     """Whether a source is a Parquet file, by its name."""
-    return str(source).lower().endswith(".parquet")
+    name = str(source).partition("?")[0] if _is_url(source) else str(source)
+    return name.lower().endswith(".parquet")
 
 
 def parquet_columns(sources: Sequence[str | Path], form: Form, *, is_json: bool) -> Any:
@@ -109,21 +136,19 @@ def parquet_columns(sources: Sequence[str | Path], form: Form, *, is_json: bool)
       InputError: the files have different columns, or one that rows, or JSON, cannot have; or pyarrow is not
         installed.
     """
-    parquet = _parquet()
+    parquet = _needs_pyarrow("parquet")
     columns = parquet.output_columns(sources, form)
     if is_json:
         parquet.check_json(columns)
     return columns
 
 
-def _parquet() -> ModuleType:
+def _needs_pyarrow(module: str) -> ModuleType:
     try:
         optional("pyarrow.parquet", extra="parquet")
     except ModuleNotFoundError as error:
         raise InputError(error) from None
-    from jaxspec.service.rows import parquet
-
-    return parquet
+    return import_module(f"jaxspec.service.rows.{module}")
 
 
 def count_rows(*sources: str | Path) -> int | None:
@@ -139,7 +164,7 @@ def count_rows(*sources: str | Path) -> int | None:
 
 def _count(source: str | Path) -> int:
     if is_parquet(source):
-        return _parquet().count(source)
+        return _needs_pyarrow("parquet").count(source)
     return sum(1 for line in _lines(source) if line is None or line.strip())
 
 
@@ -156,8 +181,14 @@ def may_sample(*sources: str | Path) -> bool:
 
 def _names_sampling(source: str | Path) -> bool:
     if is_parquet(source):
-        return any(f'"{name}"'.encode() in _SAMPLING_WORDS for name in _parquet().column_names(source))
+        return any(
+            f'"{name}"'.encode() in _SAMPLING_WORDS for name in _needs_pyarrow("parquet").column_names(source)
+        )
     return any(word in line for line in _lines(source) if line is not None for word in _SAMPLING_WORDS)
+
+
+def _is_url(source: str | Path) -> bool:
+    return "://" in str(source)
 
 
 def _is_read_once(sources: Sequence[str | Path]) -> bool:
@@ -191,22 +222,27 @@ class _Places:
 
 def _lines(source: str | Path) -> Generator[bytes | None, None, None]:
     """Lines of a file; None for a line longer than `MAX_LINE`."""
+    with _reading(source), _open(source) as file:
+        while line := file.readline(rows.MAX_LINE + 1):
+            if len(line) <= rows.MAX_LINE:
+                yield line
+                continue
+            while line and not line.endswith(b"\n"):
+                line = file.readline(rows.MAX_LINE)
+            yield None
+
+
+@contextmanager
+def _reading(source: str | Path) -> Iterator[None]:
     try:
-        with _open(source) as file:
-            while line := file.readline(rows.MAX_LINE + 1):
-                if len(line) <= rows.MAX_LINE:
-                    yield line
-                    continue
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(rows.MAX_LINE)
-                yield None
+        yield
     except OSError as error:
-        raise InputError(f"cannot read {_name(source)}: {error.strerror}") from None
+        raise InputError(f"cannot read {_name(source)}: {error.strerror or error}") from None
 
 
 def _check_readable(source: str | Path) -> None:
     """Checks a source without opening it, since a named pipe can be opened only once."""
-    if source == STDIN:
+    if source == STDIN or _is_url(source):
         return
     if not os.path.exists(source):
         problem = errno.ENOENT
@@ -224,4 +260,6 @@ def _name(source: str | Path) -> str:
 
 
 def _open(source: str | Path) -> BinaryIO:
+    if _is_url(source):
+        return io.BufferedReader(_needs_pyarrow("urls").open_url(str(source)))
     return open(0, "rb", closefd=False) if source == STDIN else open(source, "rb")

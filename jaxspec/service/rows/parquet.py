@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from jaxspec.errors import one_line
 from jaxspec.service.rows.errors import InputError
 from jaxspec.service.rows.row import ASKED, NOTES, Form
+from jaxspec.service.rows.urls import open_url
 from jaxspec.spelling import known_names
 
 _ROWS_AT_ONCE = 256
@@ -90,7 +91,7 @@ def read(path: str | Path, form: Form) -> Iterator[dict[str, Any]]:
 
 def _opened(path: str | Path, form: Form | None) -> pq.ParquetFile:
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(open_url(str(path)) if "://" in str(path) else path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _cannot_read(path, error) from None
     if form is not None:

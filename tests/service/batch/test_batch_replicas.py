@@ -14,7 +14,16 @@ import pytest
 from fake_engine import FakeEngine
 
 from jaxspec import ConfigError, SamplingParams
-from jaxspec.service.batch import Answer, BatchRun, ReplicaError, ReplicaRun, Row, RowError, replicas
+from jaxspec.service.batch import (
+    Answer,
+    BatchRun,
+    ProcessReplica,
+    ReplicaError,
+    ReplicaRun,
+    Row,
+    RowError,
+    replicas,
+)
 
 SAMPLED = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=5)
 
@@ -39,6 +48,10 @@ def shown(ended):
 
 def counts(run):
     return run.num_tokens, run.num_prompt_tokens, run.stats
+
+
+def processes(*environments):
+    return [partial(ProcessReplica, environment) for environment in environments]
 
 
 def pids(run):
@@ -88,7 +101,7 @@ def test_a_replica_is_killed_and_the_answers_are_those_of_one_engine():
     expected = shown(alone)
     notes = []
     load = partial(FakeEngine, seconds=0.004)
-    run = ReplicaRun(load, [{}, {}], rows(100), SAMPLED, note=notes.append)
+    run = ReplicaRun(load, processes({}, {}), rows(100), SAMPLED, note=notes.append)
     with closing(run):
         run.start()
         ended, (first, _) = [], pids(run)
@@ -108,8 +121,8 @@ def test_rows_go_to_whoever_has_room_as_they_come():
     source = queue.Queue()
     source.put(Row("line 0", 0, "slow"))
     source.put(Row("line 1", 1, "w1"))
-    environments = [{"JAXSPEC_TEST": name} for name in "ab"]
-    run = ReplicaRun(partial(SaysWhere, 1, seconds=0.02), environments, iter(source.get, None), SAMPLED)
+    start = processes({"JAXSPEC_TEST": "a"}, {"JAXSPEC_TEST": "b"})
+    run = ReplicaRun(partial(SaysWhere, 1, seconds=0.02), start, iter(source.get, None), SAMPLED)
     with closing(run):
         run.start()
         ended, found = iter(run), []
@@ -128,7 +141,7 @@ def test_a_replica_that_dies_again_and_again_ends_the_run_with_its_last_words(mo
     monkeypatch.setattr(replicas, "MAX_DEATHS", 2)
     notes = []
     load = partial(load_once, tmp_path / "loaded")
-    run = ReplicaRun(load, [{}], [Row("line 1", 0, "deadly")], SAMPLED, note=notes.append)
+    run = ReplicaRun(load, processes({}), [Row("line 1", 0, "deadly")], SAMPLED, note=notes.append)
     with closing(run):
         run.start()
         with pytest.raises(ReplicaError) as error:
@@ -150,7 +163,7 @@ def test_a_row_that_kills_every_replica_that_gets_it_ends_the_run(monkeypatch):
     """Each of them has died only once by then, and may have answered others in between."""
     monkeypatch.setattr(replicas, "MAX_DEATHS", 2)
     notes = []
-    run = ReplicaRun(Deadly, [{}, {}], [Row("line 1", 0, "deadly")], SAMPLED, note=notes.append)
+    run = ReplicaRun(Deadly, processes({}, {}), [Row("line 1", 0, "deadly")], SAMPLED, note=notes.append)
     with closing(run):
         run.start()
         with pytest.raises(ReplicaError, match=r"replica \d of 2 died: .*; that was 2 times in a row"):
@@ -160,7 +173,7 @@ def test_a_row_that_kills_every_replica_that_gets_it_ends_the_run(monkeypatch):
 
 
 def test_what_cannot_be_loaded_is_refused_in_one_line():
-    run = ReplicaRun(refuse, [{}], [], SAMPLED)
+    run = ReplicaRun(refuse, processes({}), [], SAMPLED)
     with closing(run), pytest.raises(ReplicaError, match=r"^no such model$"):
         run.start()
     assert pids(run) == []

@@ -2,13 +2,25 @@ import dataclasses
 import json
 import os
 import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxspec.sampling import SamplingParams
-from jaxspec.service.rows import STDIN, Form, InputError, Row, RowError, count_rows, may_sample, read_rows
+from jaxspec.service.rows import (
+    STDIN,
+    Form,
+    InputError,
+    Row,
+    RowError,
+    count_rows,
+    input_files,
+    may_sample,
+    read_rows,
+)
 from jaxspec.service.rows import row as rows
 from jaxspec.service.rows.row import FLAGS
 
@@ -328,6 +340,53 @@ def test_what_cannot_be_read_is_named_before_anything_is_read(tmp_path):
     for path, problem in [(tmp_path / "missing", "No such file or directory"), (tmp_path, "Is a directory")]:
         with pytest.raises(InputError, match=f"^cannot read {path}: {problem}$"):
             read_rows(good, path)
+
+
+def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path):
+    """However deep they lie, but for what programs write beside them; also at a URL."""
+    folder = tmp_path / "a.rows"
+    for name in "b.jsonl", "a/c.jsonl", "_SUCCESS", ".b.jsonl.crc", "_old/a.jsonl":
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        write(folder / name, json.dumps({"prompt": name}))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "_SUCCESS").touch()
+    assert input_files("-", str(folder), "in.jsonl") == [
+        "-",
+        str(folder / "a" / "c.jsonl"),
+        str(folder / "b.jsonl"),
+        "in.jsonl",
+    ]
+    files = input_files(f"file://{folder}/")
+    assert files == [f"file://{folder}/a/c.jsonl", f"file://{folder}/b.jsonl"]
+    assert [found.prompt for found in read_rows(*files)] == ["a/c.jsonl", "b.jsonl"]
+    assert count_rows(*files) is None
+    assert may_sample(*files)
+    for source in str(tmp_path / "empty"), f"file://{tmp_path}/empty":
+        with pytest.raises(InputError, match=f"^cannot read {source}: a folder without files$"):
+            input_files(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("file:///missing.jsonl", "missing.jsonl"),
+        ("file:///missing.parquet", "missing.parquet"),
+        ("nobody://here", "Protocol not known: nobody"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_one_line(source, problem):
+    with pytest.raises(InputError, match=f"^cannot read {source}: [^\n]*{problem}[^\n]*$"):
+        list(read_rows(*input_files(source)))
+
+
+def test_a_file_on_a_server_is_read(tmp_path):
+    write(tmp_path / "in.jsonl", '{"prompt": "a"}', "", '{"prompt": "b"}')
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/in.jsonl"
+        assert [found.prompt for found in read_rows(*input_files(url))] == ["a", "b"]
+        server.shutdown()
 
 
 def test_a_file_that_vanishes_is_named_when_its_turn_comes(tmp_path):
