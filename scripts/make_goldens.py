@@ -14,6 +14,7 @@ jaxspec and its tests never import torch; this script needs a separate virtual e
 above. See tests/goldens/README.md for the cases.
 
     python scripts/make_goldens.py [FAMILY ...] [--check] [--eagle-repository PATH]
+        [--head-repository PATH ...]
 """
 
 import argparse
@@ -40,6 +41,7 @@ from goldens import (
     gemma4_targets,
     glm4_targets,
     gpt_oss_targets,
+    head_repositories,
     llama_targets,
     mtp_layers,
     nemotron_targets,
@@ -104,6 +106,13 @@ def main() -> int:
         type=Path,
         help="then compare the goldens with the models of this checkout of SafeAILab/EAGLE",
     )
+    parser.add_argument(
+        "--head-repository",
+        type=Path,
+        action="append",
+        default=[],
+        help="the same with DFlash and DSpark heads and deepseek-ai/DeepSpec, SpecForge or JetSpec",
+    )
     args = parser.parse_args()
     if unknown := sorted(set(args.families) - set(FAMILIES)):
         parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
@@ -118,6 +127,8 @@ def main() -> int:
         status = compare(root) if args.check else 0
     if args.eagle_repository:
         eagle_repository.compare(GOLDENS, args.eagle_repository)
+    for repository in args.head_repository:
+        print(f"{repository}: equal to {', '.join(head_repositories.compare(GOLDENS, repository))}")
     return status
 
 

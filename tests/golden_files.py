@@ -46,6 +46,8 @@ DFLASH_TARGETS = {
     "dflash-sliding-non-causal": "llama-tied",
     "dflash-speculators": "llama-tied",
     "dflash-speculators-non-causal": "llama-tied",
+    "dflash-causal": "llama-tied",
+    "dflash-anchor": "llama-tied",
 }
 V4_TARGETS = (
     "deepseek-v4",

@@ -1,6 +1,7 @@
 """Target networks of checkpoints: the family, its configuration, and a plan of the weights."""
 
 import re
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -60,6 +61,9 @@ def plan_target(
         tensors = round_output_rows(checkpoint.tensors, form_of(output_dtype))
         checkpoint = replace(checkpoint, tensors=tensors)
     config = target_config(checkpoint).over(devices).within(max_model_len)
+    if config.unread:
+        unread = ", ".join(config.unread)
+        warnings.warn(f"{checkpoint.name}: config.json: not read, unknown: {unread}", stacklevel=2)
     _check_depth(config.num_hidden_layers, checkpoint)
     return plan_module(
         lambda rngs: make_target(config, dtype=dtype, rngs=rngs),

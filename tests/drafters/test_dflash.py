@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder
+from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder, golden_outputs
 from golden_heads import ROWS, GoldenHead
 from paged_rows import PagedTarget
 from safetensors.numpy import load_file
@@ -49,15 +49,17 @@ def proposal_of(name, num_drafts, **options):
 
 @pytest.mark.parametrize("name", DFLASH_TARGETS)
 def test_all_drafts_of_one_block(name):
-    proposal, golden = proposal_of(name, DRAFTS)
+    drafts = golden_outputs(name)["draft_tokens"].shape[1]
+    assert drafts == DRAFTS + (name == "dflash-anchor")
+    proposal, golden = proposal_of(name, drafts)
     np.testing.assert_array_equal(proposal.tokens[:1], golden["draft_tokens"])
     assert_close(proposal.logits[:1], golden["draft_logits"])
-    assert proposal.count.tolist() == [DRAFTS, 0]
+    assert proposal.count.tolist() == [drafts, 0]
 
 
-@pytest.mark.parametrize("name", ["dflash", "dflash-sliding"])
+@pytest.mark.parametrize("name", ["dflash", "dflash-sliding", "dflash-anchor"])
 def test_a_block_shorter_than_the_largest(name):
-    proposal, golden = proposal_of(name, SHORT)
+    proposal, golden = proposal_of(name, golden_outputs(name)["short_logits"].shape[1])
     assert_close(proposal.logits[:1], golden["short_logits"])
 
 
@@ -121,6 +123,16 @@ def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(r
     assert read("dflash-speculators").causal == (True, False)
     assert read("dflash-speculators", sliding_window_non_causal=None).causal == (True, False)
     assert read("dflash-speculators-non-causal").causal == (False, False)
+    assert read("dflash-causal").causal == (True, True)
+    nested = {**golden_checkpoint("dflash-causal").config["dflash_config"], "causal_head": False}
+    assert read("dflash-causal", dflash_config=nested).causal == (False, False)
+
+
+def test_which_rows_draft(read):
+    assert not read("dflash").anchor_drafts
+    assert not read("dflash-speculators").anchor_drafts
+    assert read("dflash-anchor").anchor_drafts
+    assert read("dflash-speculators", sample_from_anchor=True).anchor_drafts
 
 
 @pytest.mark.parametrize(
@@ -146,7 +158,10 @@ def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(r
         ),
         ("dflash", {"vocab_size": 64}, "for a vocabulary of 64, the target's has 128"),
         ("dflash", {"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
-        ("dflash-speculators", {"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
+        ("dflash", {"shift_label": True}, "shift_label True is not supported"),
+        ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style False is not supported"),
+        ("dflash-anchor", {"markov_rank": 8}, "markov_rank 8 is not supported"),
+        ("dflash-anchor", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel, of Gemma 4's layers"),
         ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
     ],
 )

@@ -25,6 +25,7 @@ from jaxspec.attention import (
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Rows, Target
+from jaxspec.drafters.flags import Flag
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.vocabulary import vocabulary_buffers
 from jaxspec.files import Checkpoint, Tokenizer
@@ -69,7 +70,9 @@ class DraftModel(AutoregressiveDrafter):
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
         own = target_config(checkpoint)
         fitting = f"any model with the same vocabulary of {own.vocab_size} tokens, whatever its padding"
-        return Description(fitting, "none", ignored=matching(checkpoint, IGNORED), stand_in=own)
+        unread = (Flag("keys that are not read", ", ".join(own.unread), "config.json"),) if own.unread else ()
+        ignored = matching(checkpoint, IGNORED)
+        return Description(fitting, "none", flags=unread, ignored=ignored, stand_in=own)
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
