@@ -49,6 +49,13 @@ DFLASH_TARGETS = {
     "dflash-causal": "llama-tied",
     "dflash-anchor": "llama-tied",
 }
+DSPARK_TARGETS = {
+    "dspark": "llama-tied",
+    "dspark-gated": "llama-tied",
+    "dspark-rnn": "llama-tied",
+    "dspark-speculators": "llama-tied",
+    "dspark-speculators-masks": "llama-tied",
+}
 V4_TARGETS = (
     "deepseek-v4",
     "deepseek-v4-odd-ratios",
@@ -63,6 +70,7 @@ HEADS = {
     "eagle1": EAGLE1_TARGETS,
     "peagle": PEAGLE_TARGETS,
     "dflash": DFLASH_TARGETS,
+    "dspark": DSPARK_TARGETS,
     "gemma4_assistant": ASSISTANT_TARGETS,
 }
 """Every head and its target, by kind of drafter."""

@@ -61,15 +61,16 @@ def plan_target(
         tensors = round_output_rows(checkpoint.tensors, form_of(output_dtype))
         checkpoint = replace(checkpoint, tensors=tensors)
     config = target_config(checkpoint).over(devices).within(max_model_len)
-    if config.unread:
-        unread = ", ".join(config.unread)
-        warnings.warn(f"{checkpoint.name}: config.json: not read, unknown: {unread}", stacklevel=2)
     _check_depth(config.num_hidden_layers, checkpoint)
-    return plan_module(
+    plan = plan_module(
         lambda rngs: make_target(config, dtype=dtype, rngs=rngs),
         _without_next_layers(config, checkpoint),
         ignore=_ignored(config),
     )
+    if config.unread:
+        unread = ", ".join(config.unread)
+        warnings.warn(f"{checkpoint.name}: config.json: not read, unknown: {unread}", stacklevel=2)
+    return plan
 
 
 def plan_weights(

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder, golden_outputs
-from golden_heads import ROWS, GoldenHead
+from golden_heads import ROWS, GoldenHead, proposal_of, propose
 from paged_rows import PagedTarget
 from safetensors.numpy import load_file
 from tiny_models import write_dflash, write_folder
@@ -18,33 +17,8 @@ from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.kinds.dflash import DFlashConfig, block_metadata
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.target import load_target, target_config
-from jaxspec.sampling import SamplingMode
 
-CHUNK, DRAFTS, SHORT = 16, 7, 3
-
-
-@nnx.jit
-def refresh(drafter, target, rows, cache):
-    return drafter.refresh(target, rows, cache)
-
-
-@nnx.jit
-def propose(drafter, target, context, cache):
-    num_drafts = drafter.num_speculative_tokens
-    return drafter.propose(target, context, cache, num_drafts=num_drafts, mode=SamplingMode.TEMPERATURE)
-
-
-def proposal_of(name, num_drafts, **options):
-    """Proposed behind the golden's rows, which come in two chunks, the second one padded, over poison."""
-    case = GoldenHead(name, num_drafts, **options)
-    models = (case.drafter, case.target)
-    cache = case.paged.new_cache(case.drafter.cache_shapes)
-    for begin, end in ((0, CHUNK), (CHUNK, ROWS)):
-        hidden, cache = refresh(*models, case.rows(begin, end, CHUNK), cache)
-    assert hidden.shape == (2 * CHUNK, 0)
-    history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(int(case.golden["token_ids"][0, -1]))
-    proposal, _ = propose(*models, case.context(hidden, history=history), cache)
-    return proposal, case.golden
+DRAFTS, SHORT = 7, 3
 
 
 @pytest.mark.parametrize("name", DFLASH_TARGETS)
@@ -158,6 +132,7 @@ def test_which_rows_draft(read):
         ),
         ("dflash", {"vocab_size": 64}, "for a vocabulary of 64, the target's has 128"),
         ("dflash", {"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
+        ("dflash", {"projector_type": "domino"}, "projector_type 'domino' is not supported"),
         ("dflash", {"shift_label": True}, "shift_label True is not supported"),
         ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style False is not supported"),
         ("dflash-anchor", {"markov_rank": 8}, "markov_rank 8 is not supported"),

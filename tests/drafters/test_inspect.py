@@ -187,8 +187,8 @@ def test_copies_of_the_targets_tensors_are_ignored(changed):
 
 
 def test_methods_that_are_not_built_are_named(changed):
-    report = changed("dflash-speculators", speculators_model_type="dspark")
-    assert (report.method, report.problem) == ("a dspark head", "dspark is not supported")
+    report = changed("dflash-speculators", speculators_model_type="xpress")
+    assert (report.method, report.problem) == ("a xpress head", "xpress is not supported")
 
 
 def test_what_holds_no_drafter_is_refused(changed, tmp_path):

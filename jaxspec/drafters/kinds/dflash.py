@@ -6,7 +6,7 @@ Source: arXiv 2602.06036; `z-lab/dflash` dflash/model.py; `vllm-project/speculat
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,19 @@ class DFlashConfig:
     anchor_drafts: bool = False
     own_embedding: bool = False
     own_head: bool = False
+    only: ClassVar[Mapping[str, Any]] = {
+        "shift_label": False,
+        "rope_is_neox_style": True,
+        "attention_sink_bias": False,
+        "use_swa": False,
+        "output_multiplier": 1.0,
+        "logit_scale": 1.0,
+        "final_logit_softcapping": 0,
+        "conv_kernel_size": 0,
+        "markov_rank": 0,
+        "enable_confidence_head": False,
+    }
+    """Keys of related heads, each with the only value that is supported here."""
 
     @property
     def most_drafts(self) -> int:
@@ -96,7 +109,7 @@ class DFlashConfig:
             raise ConfigError("Gemma4DSparkModel, of Gemma 4's layers, is not supported")
         # z-lab's newer heads nest keys that its older ones have at the top level.
         config = joined(config, inner_keys(config, "dflash_config", is_named=False))
-        check_only(config, _ONLY, "DFlash")
+        check_only(config, cls.only, "DFlash")
         layers = ModelConfig.from_hf(joined(layer_config(config, target), {"model_type": "qwen3"}))
         if layers.vocab_size != target.vocab_size:
             raise ConfigError(
@@ -132,7 +145,18 @@ class DFlashConfig:
             anchor_drafts=_anchor_drafts(config, speculators),
             own_embedding=own_embedding,
             own_head=own_head,
+            **cls.own_fields(config, tensors),
         )
+
+    @classmethod
+    def own_fields(cls, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that a subclass adds.
+
+        Args:
+          config: the head's `config.json`, with the keys of `dflash_config` beside the others.
+          tensors: its tensors by name.
+        """
+        return {}
 
     def over(self, devices: int) -> "DFlashConfig":
         return replace(self, layers=self.layers.over(devices))
@@ -163,21 +187,6 @@ class DFlashConfig:
         yield from vocabulary_flags(self.draft_vocab_size, checkpoint)
 
 
-_ONLY: Mapping[str, Any] = {
-    "shift_label": False,
-    "rope_is_neox_style": True,
-    "attention_sink_bias": False,
-    "use_swa": False,
-    "output_multiplier": 1.0,
-    "logit_scale": 1.0,
-    "final_logit_softcapping": 0,
-    "conv_kernel_size": 0,
-    "enable_confidence_head": False,
-    "markov_rank": 0,
-}
-"""Keys of related heads, each with the only value that is supported here."""
-
-
 def _capture_ids(config: Mapping[str, Any], depth: int, speculators: bool) -> tuple[int, ...]:
     """The hidden states that the head reads; z-lab counts layer outputs, speculators streams before a layer.
 
@@ -199,10 +208,21 @@ def is_deepspec(config: Mapping[str, Any]) -> bool:
     return architecture(config).endswith("DSparkModel") and not is_speculators(config)
 
 
+def is_dspark(checkpoint: Checkpoint) -> bool:
+    """Whether a head in any format has one of the two heads that DSpark adds."""
+    return any(name.startswith(("markov_head.", "confidence_head.")) for name in checkpoint.tensors)
+
+
 def _anchor_drafts(config: Mapping[str, Any], speculators: bool) -> bool:
-    """Whether every row of a block drafts the token after its own."""
-    stated = config.get("sample_from_anchor")
-    return bool(is_deepspec(config) if stated is None else stated)
+    """Whether every row of a block drafts the token after its own: if the config says so, or by its format.
+
+    speculators' DSpark heads without the key are older than it, and their masks draft.
+    """
+    stated, kind = config.get("sample_from_anchor"), config.get("projector_type")
+    if kind not in (None, "dflash", "dspark"):
+        raise ConfigError(f"DFlash: projector_type {kind!r} is not supported; supported: dflash, dspark")
+    is_dspark = "DSpark" in architecture(config) or kind == "dspark"
+    return bool((is_dspark and not speculators) if stated is None else stated)
 
 
 def _causal(config: Mapping[str, Any], layers: ModelConfig, speculators: bool) -> tuple[bool, ...]:
@@ -264,6 +284,8 @@ class DFlash(Head, OnePassDrafter):
     @classmethod
     def recognise(cls, checkpoint: Checkpoint) -> str | None:
         config = checkpoint.config
+        if is_dspark(checkpoint):
+            return None
         if is_deepspec(config):
             return "DeepSpec"
         return "z-lab" if "dflash_config" in config or architecture(config).startswith("DFlash") else None
@@ -281,6 +303,19 @@ class DFlash(Head, OnePassDrafter):
     def block_logits(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, num_drafts: int
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        hidden, cache = self.block_states(target, context, cache, num_drafts=num_drafts)
+        return self.row_logits(target, hidden), cache
+
+    def row_logits(self, target: Target, hidden: jax.Array) -> jax.Array:
+        """Logits f32[..., W] from normed states [..., M], or this device's part of W."""
+        if self.head is None:
+            return target.logits(hidden)
+        return self.head(hidden, out_dtype=jnp.float32)
+
+    def block_states(
+        self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, num_drafts: int
+    ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
+        """The states [B, K, M] after the last norm of the rows that give drafts, and the cache."""
         # Rows of a block see each other, so drafts depend on the number of masks: every K runs the largest.
         first = 0 if self.config.anchor_drafts else 1
         index = jnp.arange(self.num_speculative_tokens + first, dtype=jnp.int32)[None, :]
@@ -293,10 +328,8 @@ class DFlash(Head, OnePassDrafter):
         x: jax.Array | PendingSum = embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
         for i, layer in enumerate(self.layers):
             x, memory = layer(x, memory, i, rope)
-        hidden = self.norm(total(x).reshape(*positions.shape, -1)[:, first : num_drafts + first])
-        if self.head is None:
-            return target.logits(hidden), memory.caches
-        return self.head(hidden, out_dtype=jnp.float32), memory.caches
+        hidden = total(x).reshape(*positions.shape, -1)[:, first : num_drafts + first]
+        return self.norm(hidden), memory.caches
 
     def _block_memory(self, block: RowBlock, cache: tuple[LayerCache, ...]) -> PagedMemory:
         """The memory of a block in which rows may see later rows."""
