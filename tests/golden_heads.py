@@ -37,8 +37,7 @@ class GoldenHead:
             DrafterConfig(
                 DRAFTER_KINDS[name],
                 num_speculative_tokens=num_drafts,
-                source=str(golden_folder(name)),
-                **config,
+                **{"source": str(golden_folder(name)), **config},
             ),
             self.target,
             Build(jnp.dtype(jnp.float32)),

@@ -335,6 +335,7 @@ KEYS: Mapping[str, Check] = {
     "beta_slow": _POSITIVE,
     "query_pre_attn_scalar": _POSITIVE,
     "final_logit_softcapping": _NOT_NEGATIVE,
+    "logit_scale": _POSITIVE,
     "swiglu_limit": _POSITIVE,
     "block_ffn_dim_multiplier": _real("a number above 0", 1e-30, 1024),
     "attention_multiplier": _POSITIVE,
@@ -370,7 +371,7 @@ UNCHANGED: Mapping[str, Any] = {
     **dict.fromkeys(("attention_sink_bias", "attn_temperature_tuning", "use_qk_norm", "qk_layernorm"), False),
     **dict.fromkeys(("alibi", "parallel_attn", "use_parallel_residual", "use_sliding_window"), False),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), 0.0),
-    **dict.fromkeys(("rope_is_neox_style", "causal", "is_causal"), True),
+    **dict.fromkeys(("rope_is_neox_style", "is_neox_style", "causal", "is_causal"), True),
 }
 """Keys that change what a decoder computes, but no tensor of it, each with the value that changes nothing.
 Where nobody reads such a key, another value is an error."""
@@ -401,6 +402,12 @@ _WITHOUT_MEANING = frozenset(
         *("speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad"),
         *("modal_type", "target_model_type", "target_text_model_type", "attention_mode"),
         *("num_target_layers", "max_seq_len", "mtp_num_hidden_layers", "has_no_defaults_at_init"),
+        # What no tensor is there for, or tensors decide: loading compares them with the layers.
+        *("tie_word_embeddings", "has_lm_head", "parallel_draft_heads_num_layers", "eagle_decoder_type"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "norm_topk_prob"),
+        *("moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step"),
+        *("mlp_only_layers", "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
+        *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
         # What follows from other keys, or is read only beside others that are not there.
         *("qk_head_dim", "qk_rope_head_dim", "expand", "experts_per_token", "initial_context_length"),
         *("_sliding_window_pattern", "sliding_window", "max_window_layers", "no_rope_layer_interval"),

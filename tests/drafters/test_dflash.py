@@ -102,6 +102,28 @@ def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(r
     assert read("dflash-causal", dflash_config=nested).causal == (False, False)
 
 
+@pytest.mark.parametrize("name", ["dflash", "dflash-anchor", "dspark", "dspark-gated"])
+def test_logits_are_scaled(name, tmp_path):
+    """Those of the target's rows and of its own, and what a Markov head adds."""
+    folder = changed_copy(name, tmp_path, logit_scale=0.25)
+    proposal, golden = proposal_of(name, golden_outputs(name)["draft_tokens"].shape[1], source=folder)
+    assert_close(proposal.logits[:1], golden["draft_logits"] * 0.25)
+
+
+def test_logits_of_own_rows_are_bounded(tmp_path):
+    folder = changed_copy("dflash-anchor", tmp_path, final_logit_softcapping=8.0)
+    proposal, golden = proposal_of("dflash-anchor", 8, source=folder)
+    np.testing.assert_array_equal(proposal.tokens[:1], golden["draft_tokens"])
+    assert_close(proposal.logits[:1], np.tanh(golden["draft_logits"] / 8) * 8)
+
+
+def changed_copy(name, tmp_path, **changes):
+    """A golden's folder with changes to its config."""
+    checkpoint = golden_checkpoint(name)
+    tensors = {key: tensor.read() for key, tensor in checkpoint.tensors.items()}
+    return str(write_folder(tmp_path / "head", {**checkpoint.config, **changes}, tensors))
+
+
 def test_which_rows_draft(read):
     assert not read("dflash").anchor_drafts
     assert not read("dflash-speculators").anchor_drafts
@@ -137,7 +159,17 @@ def test_which_rows_draft(read):
         ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style False is not supported"),
         ("dflash-anchor", {"markov_rank": 8}, "markov_rank 8 is not supported"),
         ("dflash-anchor", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel, of Gemma 4's layers"),
-        ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
+        ("dflash", {"is_neox_style": False}, "is_neox_style False is not supported"),
+        (
+            "dflash",
+            {"final_logit_softcapping": 30.0},
+            "logits with final_logit_softcapping 30.0, and the target's have 0.0",
+        ),
+        (
+            "dflash-anchor",
+            {"final_logit_softcapping": 30.0, "logit_scale": 0.5},
+            "logit_scale beside final_logit_softcapping is not supported",
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(read, name, changes, message):
@@ -173,6 +205,12 @@ def test_the_embedding_that_heads_of_zlab_share_with_gemma_4_is_scaled(tmp_path)
         logits.append(np.asarray(proposal.logits[:1]))
     assert_close(*logits)
     assert np.abs(logits[0]).max() < 20  # bounded like the target's
+
+    tensors = load_file(shared / "model.safetensors")
+    stated = DFlashConfig.from_hf({**config, "final_logit_softcapping": 20.0}, tensors, target.config)
+    assert stated.logit_bound == 0.0  # as it already is
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping 30.0, and the target's have 20.0"):
+        DFlashConfig.from_hf({**config, "final_logit_softcapping": 30.0}, tensors, target.config)
 
     repeats = json.loads((write_dflash(tmp_path / "s", golden_folder("gemma4")) / "config.json").read_text())
     assert DFlashConfig.from_hf(repeats, {}, target.config).embedding_scale == 1.0

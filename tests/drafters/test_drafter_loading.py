@@ -275,6 +275,7 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
         ("eagle3", {}, {"d2t": np.ones(40, np.float32)}, "d2t is float32 of shape [40], but must hold an"),
         ("eagle3", {}, {"d2t": np.ones((40, 1), int)}, "d2t is int64 of shape [40, 1], but must hold an"),
         ("eagle3", {}, {"t2d": np.ones(48, int)}, "t2d is int64 of shape [48], but must hold true or false"),
+        ("eagle3", {"num_target_layers": 6}, {}, "for targets of 6 layers, this one has 7"),
         ("eagle3", {"fc_norm": True}, {}, "fc_norm is True, but there is no 'fc_norm.0.weight'"),
         ("eagle3", {"eagle_config": {"norm_before_fc": True}}, {}, "there is no 'input_norm.weight'"),
         (
@@ -373,6 +374,18 @@ def test_a_draft_model_with_other_tokens_is_refused(tmp_path, target, own, fits)
         load_drafter(config, target, build)
         return
     with pytest.raises(ValueError, match=r"but token 40 is '.', in the target '.'"):
+        load_drafter(config, target, build)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_a_head_with_other_tokens_is_refused(changed, target, kind):
+    """If its folder has a tokenizer."""
+    folder = changed(kind)
+    config, build = DrafterConfig(kind, source=str(folder)), Build(FLOAT32, tokenizer=tokenizer())
+    tokenizer(added=["<mask>"]).save(folder)
+    load_drafter(config, target, build)
+    tokenizer(swapped=[(40, 41)]).save(folder)
+    with pytest.raises(ConfigError, match=r"an EAGLE-. head must have .* token 40 is '.', in the target '.'"):
         load_drafter(config, target, build)
 
 

@@ -79,7 +79,7 @@ def test_which_rows_draft(read):
 
 
 def test_a_head_may_have_one_of_the_two(read):
-    alone = read("dspark", without=("confidence_head.",), enable_confidence_head=None)
+    alone = read("dspark", without=("confidence_head.",))
     assert (alone.markov_rank, alone.has_confidence, alone.confidence_head_with_markov) == (8, False, False)
     config = read("dspark-rnn", markov_rank=0)
     assert (config.markov_rank, config.has_confidence) == (0, True)
@@ -106,13 +106,8 @@ def test_what_speculators_leaves_out_is_its_class_default(read):
         ),
         ("dspark-rnn", {"sample_from_anchor": False}, "'rnn' is not supported without sample_from_anchor"),
         ("dspark", {"markov_rank": 0}, "confidence_head_with_markov is true, but there is no markov_rank"),
-        ("dspark", {"enable_confidence_head": False}, "is False, but there is 'confidence_head.proj.weight'"),
-        (
-            "dspark-gated",
-            {"without": ("confidence",)},
-            "is True, but there is no 'confidence_head.proj.weight'",
-        ),
-        ("dspark", {"logit_scale": 0.5}, "logit_scale 0.5 is not supported"),
+        ("dspark", {"output_multiplier": 0.5}, "output_multiplier 0.5 is not supported"),
+        ("dspark", {"final_logit_softcapping": 30.0}, "is not supported beside a Markov head"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(read, name, changes, message):

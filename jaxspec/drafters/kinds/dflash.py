@@ -59,6 +59,9 @@ class DFlashConfig:
         scale is part of them; speculators' are trained with its rows alone.
       anchor_drafts: whether every row drafts the token after its own (DeepSpec), the last token's row, too,
         instead of every mask that of its own position.
+      logit_scale: factor of the logits, a Markov head's included.
+      logit_bound: their bound, which a tanh brings about; 0 for none, or for that of the target, whose logits
+        a head without rows of its own takes.
       own_embedding, own_head: whether the checkpoint has a token embedding or an output head of its own.
     """
 
@@ -74,14 +77,15 @@ class DFlashConfig:
     anchor_drafts: bool = False
     own_embedding: bool = False
     own_head: bool = False
+    logit_scale: float = 1.0
+    logit_bound: float = 0.0
     only: ClassVar[Mapping[str, Any]] = {
         "shift_label": False,
         "rope_is_neox_style": True,
         "attention_sink_bias": False,
         "use_swa": False,
+        "is_neox_style": True,
         "output_multiplier": 1.0,
-        "logit_scale": 1.0,
-        "final_logit_softcapping": 0,
         "conv_kernel_size": 0,
         "markov_rank": 0,
         "enable_confidence_head": False,
@@ -110,7 +114,9 @@ class DFlashConfig:
         # z-lab's newer heads nest keys that its older ones have at the top level.
         config = joined(config, inner_keys(config, "dflash_config", is_named=False))
         check_only(config, cls.only, "DFlash")
-        layers = ModelConfig.from_hf(joined(layer_config(config, target), {"model_type": "qwen3"}))
+        # The bound of logits is the head's, not that of its layers.
+        own = {"model_type": "qwen3", "final_logit_softcapping": None}
+        layers = ModelConfig.from_hf(joined(layer_config(config, target), own))
         if layers.vocab_size != target.vocab_size:
             raise ConfigError(
                 f"the head is for a vocabulary of {layers.vocab_size}, the target's has {target.vocab_size}"
@@ -145,6 +151,8 @@ class DFlashConfig:
             anchor_drafts=_anchor_drafts(config, speculators),
             own_embedding=own_embedding,
             own_head=own_head,
+            logit_scale=float(config.get("logit_scale") or 1.0),
+            logit_bound=_bound(config, target, own_head),
             **cls.own_fields(config, tensors),
         )
 
@@ -185,6 +193,25 @@ class DFlashConfig:
             yield Flag("window counts positions", window, None, "its producer's attention mask does so")
         yield from layer_flags(self.layers, config)
         yield from vocabulary_flags(self.draft_vocab_size, checkpoint)
+
+
+def _bound(config: Mapping[str, Any], target: ModelConfig, own_head: bool) -> float:
+    """The bound of a head's logits that is not the target's own.
+
+    Raises:
+      ConfigError: the head takes the target's logits and states another bound, or scales what is bounded.
+    """
+    bound = float(config.get("final_logit_softcapping") or 0.0)
+    of_target = float(getattr(target, "final_logit_softcapping", 0.0))
+    if bound and (config.get("logit_scale") or 1.0) != 1.0:
+        raise ConfigError("DFlash: logit_scale beside final_logit_softcapping is not supported")
+    if own_head:
+        return bound
+    if target.family and bound and bound != of_target:
+        raise ConfigError(
+            f"the head is for logits with final_logit_softcapping {bound}, and the target's have {of_target}"
+        )
+    return 0.0
 
 
 def _capture_ids(config: Mapping[str, Any], depth: int, speculators: bool) -> tuple[int, ...]:
@@ -309,8 +336,10 @@ class DFlash(Head, OnePassDrafter):
     def row_logits(self, target: Target, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., W] from normed states [..., M], or this device's part of W."""
         if self.head is None:
-            return target.logits(hidden)
-        return self.head(hidden, out_dtype=jnp.float32)
+            return target.logits(hidden) * self.config.logit_scale
+        bound = self.config.logit_bound
+        logits = self.head(hidden, out_dtype=jnp.float32) * self.config.logit_scale
+        return jnp.tanh(logits / bound) * bound if bound else logits
 
     def block_states(
         self, target: Target, context: Context, cache: tuple[LayerCache, ...], *, num_drafts: int

@@ -56,15 +56,15 @@ class DSparkConfig(DFlashConfig):
             )
         if self.markov_head_type == "rnn" and self.markov_rank and not self.anchor_drafts:
             raise ConfigError("DSpark: markov_head_type 'rnn' is not supported without sample_from_anchor")
+        if self.logit_bound and self.markov_rank:
+            raise ConfigError("DSpark: final_logit_softcapping is not supported beside a Markov head")
         if self.confidence_head_with_markov and not self.markov_rank:
             raise ConfigError("DSpark: confidence_head_with_markov is true, but there is no markov_rank")
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-        has_confidence, stated = _CONFIDENCE in tensors, config.get("enable_confidence_head")
-        if stated not in (None, has_confidence):
-            there = "there is" if has_confidence else "there is no"
-            raise ConfigError(f"config.json: enable_confidence_head is {stated}, but {there} {_CONFIDENCE!r}")
+        # As vLLM does, a head that left it out is taken: it makes no draft.
+        has_confidence = config.get("enable_confidence_head") is not False and _CONFIDENCE in tensors
         # speculators' configs may leave out what is the default of its class.
         rank, with_markov = (256, True) if is_speculators(config) else (0, False)
         with_markov = config.get("confidence_head_with_markov", with_markov)
@@ -162,7 +162,8 @@ class DSpark(DFlash):
 
             def correction(i: jax.Array, before: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
                 row = lax.dynamic_index_in_dim(hidden, i, 1, keepdims=False, allow_negative_indices=False)
-                return markov(before, row, state)
+                added, state = markov(before, row, state)
+                return added * self.config.logit_scale, state
 
             state = jnp.zeros((len(hidden), self.config.markov_rank), hidden.dtype)
             proposal = self.draw(target, context, logits, mode=mode, correction=correction, state=state)

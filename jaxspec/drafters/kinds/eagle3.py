@@ -153,10 +153,11 @@ _ONLY: Mapping[str, Any] = {
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
-    "has_lm_head": True,
+    "position_embedding_type": "rope",
     "parallel_draft_step": 1,
     "bias": False,
     "rope_is_neox_style": True,
+    "is_neox_style": True,
 }
 """Keys of ModelOpt's and other heads, at the top or in `eagle_config`, each with the supported value."""
 
