@@ -15,6 +15,7 @@ jaxspec and its tests never import torch; this script needs a separate virtual e
 above. See tests/goldens/README.md for the cases.
 
     python scripts/make_goldens.py [NAME ...] [--check] [--eagle-repository PATH]
+        [--head-repository PATH ...]
 """
 
 import argparse
@@ -36,6 +37,7 @@ from goldens import (
     eagle3_speculators,
     eagle_repository,
     gemma4_assistants,
+    head_repositories,
     mtp_layers,
     peagle_heads,
     quantized_targets,
@@ -82,6 +84,13 @@ def main() -> int:
         type=Path,
         help="then compare the goldens with the models of this checkout of SafeAILab/EAGLE",
     )
+    parser.add_argument(
+        "--head-repository",
+        type=Path,
+        action="append",
+        default=[],
+        help="the same with DFlash and DSpark heads and deepseek-ai/DeepSpec, SpecForge or JetSpec",
+    )
     args = parser.parse_args()
     if unknown := sorted(set(args.names) - set(MAKERS)):
         parser.error(f"unknown golden {unknown[0]!r}; known: {', '.join(MAKERS)}")
@@ -96,6 +105,8 @@ def main() -> int:
         status = compare(root) if args.check else 0
     if args.eagle_repository:
         eagle_repository.compare(GOLDENS, args.eagle_repository)
+    for repository in args.head_repository:
+        print(f"{repository}: equal to {', '.join(head_repositories.compare(GOLDENS, repository))}")
     return status
 
 

@@ -46,6 +46,15 @@ DFLASH_TARGETS = {
     "dflash-sliding-non-causal": "llama-tied",
     "dflash-speculators": "llama-tied",
     "dflash-speculators-non-causal": "llama-tied",
+    "dflash-causal": "llama-tied",
+    "dflash-anchor": "llama-tied",
+}
+DSPARK_TARGETS = {
+    "dspark": "llama-tied",
+    "dspark-gated": "llama-tied",
+    "dspark-rnn": "llama-tied",
+    "dspark-speculators": "llama-tied",
+    "dspark-speculators-masks": "llama-tied",
 }
 V4_TARGETS = (
     "deepseek-v4",
@@ -61,6 +70,7 @@ HEADS = {
     "eagle1": EAGLE1_TARGETS,
     "peagle": PEAGLE_TARGETS,
     "dflash": DFLASH_TARGETS,
+    "dspark": DSPARK_TARGETS,
     "gemma4_assistant": ASSISTANT_TARGETS,
 }
 """Every head and its target, by kind of drafter."""

@@ -1,7 +1,10 @@
 """Runs golden heads on the rows that they were made with, fed as the programs feed them."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from golden_files import DRAFTER_KINDS, DRAFTER_TARGETS, golden_checkpoint, golden_folder, golden_outputs
 from paged_rows import PagedTarget
 
@@ -10,9 +13,9 @@ from jaxspec.config import DrafterConfig
 from jaxspec.drafters.base import Context, Rows
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.target import load_target
-from jaxspec.sampling import SamplingState
+from jaxspec.sampling import SamplingMode, SamplingState
 
-ROWS, PAGE = 24, 8
+ROWS, PAGE, CHUNK = 24, 8, 16
 
 
 def two_slots(row, fill):
@@ -34,8 +37,7 @@ class GoldenHead:
             DrafterConfig(
                 DRAFTER_KINDS[name],
                 num_speculative_tokens=num_drafts,
-                source=str(golden_folder(name)),
-                **config,
+                **{"source": str(golden_folder(name)), **config},
             ),
             self.target,
             Build(jnp.dtype(jnp.float32)),
@@ -94,3 +96,32 @@ class GoldenHead:
                 seed=jnp.zeros((2, 2), jnp.uint32),
             ),
         )
+
+
+@nnx.jit
+def _refresh(drafter, target, rows, cache):
+    return drafter.refresh(target, rows, cache)
+
+
+@nnx.jit(static_argnames="mode")
+def propose(drafter, target, context, cache, mode=SamplingMode.TEMPERATURE):
+    num_drafts = drafter.num_speculative_tokens
+    return drafter.propose(target, context, cache, num_drafts=num_drafts, mode=mode)
+
+
+def proposal_of(name, num_drafts, *, temperature=0.0, mode=SamplingMode.TEMPERATURE, **options):
+    """What a head of one pass proposes, and its golden; over poison, of which nothing may be seen.
+
+    Proposed behind the golden's rows, which come in two chunks, the second one padded.
+    """
+    case = GoldenHead(name, num_drafts, **options)
+    models = (case.drafter, case.target)
+    cache = case.paged.new_cache(case.drafter.cache_shapes)
+    for begin, end in ((0, CHUNK), (CHUNK, ROWS)):
+        hidden, cache = _refresh(*models, case.rows(begin, end, CHUNK), cache)
+    assert hidden.shape == (2 * CHUNK, 0)
+    history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(int(case.golden["token_ids"][0, -1]))
+    context = case.context(hidden, history=history)
+    sampling = replace(context.sampling, temperature=jnp.full(2, temperature))
+    proposal, _ = propose(*models, replace(context, sampling=sampling), cache, mode=mode)
+    return proposal, case.golden

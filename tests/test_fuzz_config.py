@@ -56,6 +56,7 @@ def test_a_model_of_other_values(case, data):
         assert math.isfinite(factor)
 
 
+@pytest.mark.filterwarnings("ignore:.*not read, unknown")
 @pytest.mark.parametrize("case", TARGETS)
 @settings(max_examples=FEWER)
 @given(data=st.data())

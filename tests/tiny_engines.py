@@ -88,6 +88,7 @@ DRAFTERS = {
     "peagle": 7,
     "gemma4_assistant": 7,
     "dflash": 7,
+    "dspark": 8,
     "mtp": 7,
     "bigram": 3,
 }
@@ -108,6 +109,8 @@ ONLY_OVER = {
     # One by one as EAGLE-3, in the target's window if it has one, but from the last hidden state, of which
     # compressed attention keeps several streams.
     "eagle1": ("full", "sliding", "compressed"),
+    # As DFlash, up to where drafts are drawn.
+    "dspark": ("full", "sliding", "recurrent"),
     # All at once as DFlash, from EAGLE-3's features.
     "peagle": ("full", "latent", "recurrent"),
 }
@@ -123,6 +126,7 @@ DRAWS = [
     ("full", "random eagle3", "probabilistic"),
     ("full", "eagle3", "greedy"),
     ("full", "dflash", "probabilistic"),
+    ("full", "random dspark", "probabilistic"),
     ("full", "ngram", "probabilistic"),
     ("full", "more rows", "probabilistic"),
 ]
@@ -139,11 +143,12 @@ KINDS = dict.fromkeys(("self", "near", "fewer rows", "more rows"), "draft_model"
 class TinyEngines:
     """A target with 48 tokens, drafters for it by name, and the engines loaded most recently.
 
-    "eagle3", "eagle1", "peagle", "dflash", "mtp" (only with compressed and latent attention and states) and
-    "gemma4_assistant" (only with Gemma 4) repeat the last token; "eagle3", "eagle1", "peagle" and "dflash"
-    after "random" have random weights. "bigram" is a table, "self" is the target itself, "near" is a noisy
-    copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows" are the target with 40
-    and 56 tokens. `attention` is a name in `TARGETS`; if the target has a window, so have EAGLE heads.
+    "eagle3", "eagle1", "peagle", "dflash", "dspark", "mtp" (only with compressed and latent attention and
+    states) and "gemma4_assistant" (only with Gemma 4) repeat the last token; "eagle3", "eagle1", "peagle",
+    "dflash" and "dspark" after "random" have random weights. "bigram" is a table, "self" is the target
+    itself, "near" is a noisy copy of it, and "ngram" and "none" have no weights. "fewer rows" and "more rows"
+    are the target with 40 and 56 tokens. `attention` is a name in `TARGETS`; if the target has a window, so
+    have EAGLE heads.
     """
 
     root: Path
@@ -161,10 +166,14 @@ class TinyEngines:
             "eagle1": write_eagle1(self.root / "eagle1", target, window=window),
             "peagle": write_peagle(self.root / "peagle", target),
             "dflash": write_dflash(self.root / "dflash", target),
+            "dspark": write_dflash(self.root / "dspark", target, markov="vanilla"),
             "random eagle3": write_eagle3(self.root / "random_eagle3", target, repeats=False),
             "random eagle1": write_eagle1(self.root / "random_eagle1", target, repeats=False),
             "random peagle": write_peagle(self.root / "random_peagle", target, repeats=False),
             "random dflash": write_dflash(self.root / "random_dflash", target, repeats=False, window=5),
+            "random dspark": write_dflash(
+                self.root / "random_dspark", target, repeats=False, window=5, markov="gated"
+            ),
             "self": target,
             "near": perturb(target, self.root / "near", scale=0.1),
             "fewer rows": with_rows(target, self.root / "fewer_rows", 40),

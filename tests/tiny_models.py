@@ -291,12 +291,14 @@ def write_dflash(
     repeats: bool = True,
     draft_vocab_size: int = 40,
     window: int | None = None,
+    markov: str | None = None,
     seed: int = 1,
 ) -> Path:
     """Writes a DFlash head with two layers and blocks of eight; `repeats` makes it repeat the last token.
 
     A repeating head is in speculators' format and reads only the last context feature. Other heads are in
-    z-lab's format, which has no draft vocabulary; `window` is that of their first layer.
+    z-lab's format, which has no draft vocabulary; `window` is that of their first layer. `markov`, a
+    `markov_head_type`, makes it a DSpark head, in speculators' or SpecForge's format.
     """
     rng = np.random.default_rng(seed)
     target_config, scale, rows = _target(target)
@@ -313,6 +315,10 @@ def write_dflash(
         tensors |= _norms(width // 4, f"{prefix}.self_attn.q_norm", f"{prefix}.self_attn.k_norm")
     if not repeats:
         nested = {"mask_token_id": 1, "target_layer_ids": [0, depth - 1]}
+        if markov:
+            tensors |= _markov(rng, layers["vocab_size"], layers["vocab_size"], width, markov, scale=2.0)
+            nested |= {"markov_rank": 4, "markov_head_type": markov, "projector_type": "dspark"}
+            nested |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
         return write_folder(folder, {**layers, "block_size": 8, "dflash_config": nested}, tensors)
     ids, maps = _vocabulary(rng, layers["vocab_size"], draft_vocab_size)
     for prefix in ("layers.0", "layers.1"):
@@ -321,7 +327,7 @@ def write_dflash(
     tensors |= {"fc.weight": _last_of(width, 2), "norm.weight": scale, "lm_head.weight": rows[ids], **maps}
     tensors["embed_tokens.weight"] = 0.01 * _matrix(rng, (layers["vocab_size"], width))
     config = {
-        "speculators_model_type": "dflash",
+        "speculators_model_type": "dspark" if markov else "dflash",
         "block_size": 8,
         "draft_vocab_size": draft_vocab_size,
         "mask_token_id": 1,
@@ -329,7 +335,27 @@ def write_dflash(
         "sliding_window_non_causal": True,
         "transformer_layer_config": layers,
     }
+    if markov:
+        tensors |= _markov(rng, layers["vocab_size"], draft_vocab_size, width, markov, scale=0.3)
+        config |= {"markov_rank": 4, "markov_head_type": markov, "sample_from_anchor": True}
     return write_folder(folder, config, tensors)
+
+
+def _markov(rng, vocab_size, draft_vocab_size, width, kind, *, scale):
+    """A Markov head of rank 4 whose corrections are about `scale`, and a confidence head."""
+    tensors = {
+        "markov_head.markov_w1.weight": rng.normal(size=(vocab_size, 4)).astype(np.float32),
+        "markov_head.markov_w2.weight": scale * rng.normal(size=(draft_vocab_size, 4)).astype(np.float32),
+        "confidence_head.proj.weight": _matrix(rng, (1, width + 4)),
+        "confidence_head.proj.bias": np.zeros(1, np.float32),
+    }
+    if kind == "gated":
+        tensors["markov_head.gate_proj.weight"] = _matrix(rng, (4, width + 4))
+        tensors["markov_head.gate_proj.bias"] = np.ones(4, np.float32)
+    if kind == "rnn":
+        tensors["markov_head.joint_proj.weight"] = _matrix(rng, (12, width + 8))
+        tensors["markov_head.joint_proj.bias"] = np.zeros(12, np.float32)
+    return tensors
 
 
 def changed(folder, seed):

@@ -4,7 +4,7 @@ from jaxspec.config.axes import AXIS_TO_MESH, AXIS_UNIT, MESH_AXIS
 from jaxspec.config.drafter import DrafterConfig
 from jaxspec.config.engine import EngineConfig, EngineOptions, ResolvedEngineConfig
 from jaxspec.config.errors import ConfigError
-from jaxspec.config.keys import check_keys, own_values
+from jaxspec.config.keys import Keys, check_keys, inner_keys, joined, own_values
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
@@ -32,6 +32,7 @@ __all__ = [
     "DrafterConfig",
     "EngineConfig",
     "EngineOptions",
+    "Keys",
     "ModelConfig",
     "MoeConfig",
     "ResolvedEngineConfig",
@@ -40,7 +41,9 @@ __all__ = [
     "build_section",
     "check_keys",
     "check_source",
+    "inner_keys",
     "is_configuration",
+    "joined",
     "list_configs",
     "load_config",
     "named_drafter",

@@ -2,13 +2,85 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from copy import copy
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from jaxspec.config.errors import INT32_MAX, ConfigError
 
 Check = Callable[[Any], str | None]
 """Takes a value that is not null; returns what is wrong with it, as "must be …", or None."""
+
+
+class Keys(Mapping[str, Any]):
+    """The contents of a `config.json` that remember which keys were asked for, by name or by `{**keys}`.
+
+    Iterating asks for none, nor does `items`. Whoever asks for an object asks for all that is in it, unless
+    it does so by `inner`.
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values, self._prefix = values, ""
+        self._asked: set[str] = set()
+        self._there = dict(values.items())
+
+    def __getitem__(self, key: str) -> Any:
+        self._asked.add(self._prefix + key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._values.items()
+
+    def with_values(self, values: Mapping[str, Any], prefix: str | None = None) -> "Keys":
+        """Other contents; what is asked for is remembered here, too, with `prefix` before its name."""
+        keys = copy(self)
+        keys._values, keys._prefix = values, self._prefix if prefix is None else prefix
+        return keys
+
+    def inner(self, key: str, *, is_named: bool = True) -> "Keys":
+        """The object of this name, whose keys are remembered one by one; an empty one if there is none.
+
+        Args:
+          is_named: whether its keys are "key.name" for `unread`; otherwise they are as those beside it.
+        """
+        values = self.get(key) or {}
+        prefix = f"{self._prefix}{key}." if is_named else self._prefix
+        self._there |= {prefix + name: value for name, value in values.items()}
+        return self.with_values(values, prefix)
+
+    def unread(self) -> dict[str, Any]:
+        """The keys that nobody asked for and that may mean something, with their values.
+
+        Null, false, 0 and what is empty stand for what is not there.
+        """
+        return {
+            name: value
+            for name, value in self._there.items()
+            if name not in self._asked
+            and name.rpartition(".")[2] not in _WITHOUT_MEANING
+            and (value not in (None, False, [], {}) or (value is False and UNCHANGED.get(name) is True))
+        }
+
+
+def inner_keys(config: Mapping[str, Any], key: str, *, is_named: bool = True) -> Mapping[str, Any]:
+    """`Keys.inner`, also of a configuration that remembers nothing."""
+    return config.inner(key, is_named=is_named) if isinstance(config, Keys) else config.get(key) or {}
+
+
+def joined(*configs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of several configurations, of which the last one with a key counts.
+
+    It remembers what is asked for if one of them does.
+    """
+    values = {key: value for config in configs for key, value in config.items()}
+    keys = next((config for config in configs if isinstance(config, Keys)), None)
+    return values if keys is None else keys.with_values(values)
 
 
 def check_keys(config: Mapping[str, Any], name: str = "config.json") -> None:
@@ -140,6 +212,7 @@ KEYS: Mapping[str, Check] = {
     "sliding_attention": _OBJECT,
     "model_type": _TEXT,
     "hidden_act": _TEXT,
+    "markov_head_type": _TEXT,
     "hidden_activation": _TEXT,
     "rope_type": _TEXT,
     "type": _TEXT,
@@ -164,6 +237,10 @@ KEYS: Mapping[str, Check] = {
     "truncate": _FLAG,
     "norm_before_residual": _FLAG,
     "norm_output": _FLAG,
+    "enable_confidence_head": _FLAG,
+    "confidence_head_with_markov": _FLAG,
+    "sample_from_anchor": _FLAG,
+    "causal_head": _FLAG,
     "use_aux_hidden_state": _FLAG,
     "sliding_window_non_causal": _FLAG,
     "causal": _FLAG,
@@ -215,6 +292,7 @@ KEYS: Mapping[str, Check] = {
     "target_hidden_size": _SIZE,
     "backbone_hidden_size": _SIZE,
     "num_centroids": _SIZE,
+    "markov_rank": _count(2**16, low=0),
     "centroid_intermediate_top_k": _SIZE,
     "draft_vocab_size": _SIZE,
     "o_groups": _SIZE,
@@ -257,6 +335,7 @@ KEYS: Mapping[str, Check] = {
     "beta_slow": _POSITIVE,
     "query_pre_attn_scalar": _POSITIVE,
     "final_logit_softcapping": _NOT_NEGATIVE,
+    "logit_scale": _POSITIVE,
     "swiglu_limit": _POSITIVE,
     "block_ffn_dim_multiplier": _real("a number above 0", 1e-30, 1024),
     "attention_multiplier": _POSITIVE,
@@ -281,6 +360,62 @@ KEYS: Mapping[str, Check] = {
     "input_embedding_scale": _REAL,
 }
 """Every key whose value is used other than in a comparison, at any depth of the config."""
+
+UNCHANGED: Mapping[str, Any] = {
+    **dict.fromkeys(("logit_scale", "output_multiplier", "lm_head_multiplier", "input_embedding_scale"), 1.0),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "scale_emb"), 1.0),
+    **dict.fromkeys(("routed_scaling_factor", "router_scaling_factor", "attention_value_scale"), 1.0),
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "scale_depth", "dim_model_base")),
+    **dict.fromkeys(("clip_qkv", "attention_chunk_size", "swiglu_limit", "swiglu_alpha", "rotary_dim")),
+    **dict.fromkeys(("rope_local_base_freq", "no_rope_layers", "sliding_window_pattern")),
+    **dict.fromkeys(("attention_sink_bias", "attn_temperature_tuning", "use_qk_norm", "qk_layernorm"), False),
+    **dict.fromkeys(("alibi", "parallel_attn", "use_parallel_residual", "use_sliding_window"), False),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), 0.0),
+    **dict.fromkeys(("rope_is_neox_style", "is_neox_style", "causal", "is_causal"), True),
+}
+"""Keys that change what a decoder computes, but no tensor of it, each with the value that changes nothing.
+Where nobody reads such a key, another value is an error."""
+
+_WITHOUT_MEANING = frozenset(
+    {
+        # What transformers writes whatever the model, now or in older versions.
+        *("_name_or_path", "architectures", "auto_map", "chunk_size_feed_forward", "dtype", "torch_dtype"),
+        *("id2label", "label2id", "problem_type", "is_encoder_decoder", "transformers_version", "use_cache"),
+        *("output_attentions", "output_hidden_states", "return_dict", "cache_implementation"),
+        *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "model_type"),
+        *("max_length", "min_length", "temperature", "top_k", "top_p", "typical_p", "num_beams"),
+        *("num_beam_groups", "num_return_sequences", "repetition_penalty", "length_penalty", "pruned_heads"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "diversity_penalty", "tf_legacy_loss"),
+        # Tokens; what else a model sees and hears.
+        *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
+        *("image_token_id", "video_token_id", "audio_token_id", "image_token_index", "vision_token_id"),
+        *("vision_start_token_id", "vision_end_token_id", "boi_token_id", "eoi_token_id", "vision_config"),
+        # Training.
+        *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop"),
+        *("classifier_dropout", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+        *("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp", "rescale_prenorm_residual"),
+        *("time_step_floor", "time_step_max", "time_step_min", "num_anchors", "confidence_head_alpha"),
+        # How others run it, and what jaxspec reads elsewhere.
+        *("use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype", "mamba_ssm_dtype"),
+        *("chunk_size", "residual_in_fp32", "moe_shared_expert_overlap", "quantization_config"),
+        *("compression_config", "unsloth_fixed", "unsloth_version", "transformers.js_config"),
+        *("speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad"),
+        *("modal_type", "target_model_type", "target_text_model_type", "attention_mode"),
+        *("num_target_layers", "max_seq_len", "mtp_num_hidden_layers", "has_no_defaults_at_init"),
+        # What no tensor is there for, or tensors decide: loading compares them with the layers.
+        *("tie_word_embeddings", "has_lm_head", "parallel_draft_heads_num_layers", "eagle_decoder_type"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "norm_topk_prob"),
+        *("moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step"),
+        *("mlp_only_layers", "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
+        *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
+        # What follows from other keys, or is read only beside others that are not there.
+        *("qk_head_dim", "qk_rope_head_dim", "expand", "experts_per_token", "initial_context_length"),
+        *("_sliding_window_pattern", "sliding_window", "max_window_layers", "no_rope_layer_interval"),
+        *("rope_theta", "rope_scaling", "compress_rope_theta", "block_ffn_dim_multiplier"),
+        *("block_multiple_of",),
+    }
+)
+"""Keys that may stand in a `config.json` though nobody reads them."""
 
 _NULL_SAYS_NONE = frozenset(
     {

@@ -1,13 +1,13 @@
 """The shape of a decoder, read from a Hugging Face `config.json`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 from jaxspec.config.compressed import CompressedConfig
 from jaxspec.config.delta import DeltaConfig
 from jaxspec.config.errors import ConfigError
-from jaxspec.config.keys import check_keys, without_nulls
+from jaxspec.config.keys import UNCHANGED, Keys, check_keys, without_nulls
 from jaxspec.config.latent import LatentConfig
 from jaxspec.config.moe import MoeConfig
 from jaxspec.config.rope import RopeConfig
@@ -43,6 +43,7 @@ class ModelConfig:
       kv_copies: how often each key/value head is held, with a part of its queries each; see `over`.
       embedding_scale: factor of token embeddings, as far as it belongs to the embedding in transformers.
       num_nextn_predict_layers: multi-token-prediction layers that the checkpoint holds after the last layer.
+      unread: keys of `config.json` that nothing reads, and of which it is not known that they mean nothing.
     """
 
     family: str
@@ -74,6 +75,7 @@ class ModelConfig:
     kv_copies: int = 1
     embedding_scale: float = 1.0
     num_nextn_predict_layers: int = 0
+    unread: tuple[str, ...] = field(default=(), compare=False)
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
 
     def __post_init__(self) -> None:
@@ -127,13 +129,14 @@ class ModelConfig:
         """
         check_keys(config)
         is_tied = bool(config.get("tie_word_embeddings"))
-        config = without_nulls(config.get("text_config") or config)
+        text = config.get("text_config") or config
+        keys = text if isinstance(text, Keys) else Keys(text)
         # transformers 5 says so beside the language model's keys, older versions among them.
-        if is_tied:
-            config["tie_word_embeddings"] = True
+        config = keys.with_values(without_nulls(text) | ({"tie_word_embeddings": True} if is_tied else {}))
         family = config.get("model_type")
         if "vision_config" in config and f"{family}_text" in FAMILIES:
-            family = config["model_type"] = f"{family}_text"
+            family = f"{family}_text"
+            config = config.with_values(dict(config.items()) | {"model_type": family})
         if not isinstance(family, str) or family not in FAMILIES:
             raise ConfigError(
                 f"model_type {family!r} is not supported; {known_names(str(family), FAMILIES)}; "
@@ -142,11 +145,32 @@ class ModelConfig:
         shape: ModelConfig = FAMILIES[family].read_config(config)
         for rope in filter(None, (shape.rope, shape.local_rope)):
             rope.check(shape.head_dim)
-        return shape
+        # Whoever gives `Keys` reads others of them, too.
+        return shape if keys is text else replace(shape, unread=_unread(keys, family))
+
+
+def _unread(keys: Keys, family: str) -> tuple[str, ...]:
+    """The keys of a model that a family does not read, though they may mean something.
+
+    Raises:
+      ConfigError: one changes what is computed.
+    """
+    unread = keys.unread()
+    unchanged = dict(UNCHANGED)
+    for other in FAMILIES.values():
+        inherited = {each.name for each in fields(ModelConfig)}
+        own = (each for each in fields(other.config_type) if each.name not in inherited)
+        unchanged |= {each.name: each.default for each in own}
+    for key, value in unread.items():
+        if key in unchanged and value != unchanged[key]:
+            raise ConfigError(f"config.json: {key} {value!r} is not supported for model_type {family!r}")
+    return tuple(key for key in unread if key not in unchanged)
 
 
 class Family(Protocol):
     """What reading a `config.json` needs from a family."""
+
+    config_type: type[ModelConfig]
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:

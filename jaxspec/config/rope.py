@@ -121,6 +121,9 @@ class RopeConfig:
         share = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
         if share != 1.0 and not partial:
             raise ConfigError(f"partial_rotary_factor {share!r} is not supported; supported: 1")
+        unknown = [name for name in merged if name not in (*_NAMES, *_WITHOUT_MEANING)]
+        if unknown:
+            raise ConfigError(f"rope_scaling: {unknown[0]} {merged[unknown[0]]!r} is not supported")
         stated = {name: merged[name] for name in _NAMES if merged.get(name) is not None}
         # As in transformers, a length at the top level counts first.
         if config.get("original_max_position_embeddings") is not None:
@@ -160,4 +163,6 @@ ROPE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "factors": ("factors",),
 }
 _OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
+_WITHOUT_MEANING = ("type", "finetuned", "mrope_section", "mrope_interleaved")
+"""Further parameters that may be there: of a token of text, all positions of an image are the same."""
 _NAMES = sorted({*_OPTIONAL, *(name for names in ROPE_PARAMETERS.values() for name in names)})

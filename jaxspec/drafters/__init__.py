@@ -20,6 +20,7 @@ from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.head import Head
 from jaxspec.drafters.kinds.dflash import DFlash
 from jaxspec.drafters.kinds.draft_model import DraftModel
+from jaxspec.drafters.kinds.dspark import DSpark
 from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.kinds.gemma4_assistant import Gemma4Assistant
@@ -35,6 +36,7 @@ __all__ = [
     "Build",
     "Context",
     "DFlash",
+    "DSpark",
     "Description",
     "DraftModel",
     "Drafter",
@@ -66,6 +68,7 @@ register_drafter("eagle3", Eagle3)
 register_drafter("eagle1", Eagle1)
 register_drafter("peagle", PEagle)
 register_drafter("dflash", DFlash)
+register_drafter("dspark", DSpark)
 register_drafter("draft_model", DraftModel)
 register_drafter("mtp", Mtp)
 register_drafter("gemma4_assistant", Gemma4Assistant)

@@ -8,7 +8,7 @@ engine nor the loading code depends on the kind of drafter.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import jax
@@ -179,11 +179,14 @@ class Proposal:
       count: i32[B], how many of them are drafts, 0 to K; the rest is ignored.
       logits: f32[B, K, W], already divided by the temperature: each draft was drawn from their softmax. This
         device's part of W if W is split. None if the drafts are one-hot.
+      confidence: f32[B, K], the drafter's estimate of the probability that each draft is accepted if those
+        before it are; None if it makes none. The engine does not read it yet.
     """
 
     tokens: jax.Array
     count: jax.Array
     logits: jax.Array | None
+    confidence: jax.Array | None = None
 
     @classmethod
     def none(cls, batch_size: int) -> "Proposal":
@@ -192,13 +195,15 @@ class Proposal:
 
     def with_more(self, count: int) -> "Proposal":
         """With so many columns more, of which none is a draft yet."""
+        tokens = jnp.pad(self.tokens, ((0, 0), (0, count)))
         logits = None if self.logits is None else jnp.pad(self.logits, ((0, 0), (0, count), (0, 0)))
-        return replace(self, tokens=jnp.pad(self.tokens, ((0, 0), (0, count))), logits=logits)
+        confidence = None if self.confidence is None else jnp.pad(self.confidence, ((0, 0), (0, count)))
+        return Proposal(tokens, self.count, logits, confidence)
 
     def first(self, count: int) -> "Proposal":
         """The first so many columns."""
-        logits = None if self.logits is None else self.logits[:, :count]
-        return Proposal(self.tokens[:, :count], jnp.minimum(self.count, count), logits)
+        logits, confidence = (None if x is None else x[:, :count] for x in (self.logits, self.confidence))
+        return Proposal(self.tokens[:, :count], jnp.minimum(self.count, count), logits, confidence)
 
 
 @dataclass(frozen=True)

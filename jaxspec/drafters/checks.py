@@ -74,6 +74,9 @@ def checked_proposal(
         is_part = getattr(proposal.logits, "shape", ())[-1:] == (width // num_parts(),)
         shape = (batch_size, num_drafts, width // num_parts() if is_part else width)
         _check_form(f"{name} returned logits", proposal.logits, jnp.float32, shape, what)
+    if proposal.confidence is not None:
+        what = f"{name} returned confidence"
+        _check_form(what, proposal.confidence, jnp.float32, (batch_size, num_drafts), "[B, K]")
     _check_cache(name, after, cache)
     return _in_range(proposal, vocabulary, vocab_size=vocab_size), after
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.attention import CacheShape, LayerCacheShape
-from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
+from jaxspec.config import ConfigError, DrafterConfig, Keys, ModelConfig
 from jaxspec.drafters.base import Build, Description, Drafter, DrafterReader, Target
 from jaxspec.drafters.flags import Flag
 from jaxspec.drafters.formats import open_drafter
 from jaxspec.drafters.layer_config import is_speculators
-from jaxspec.drafters.vocabulary import check_vocabulary
+from jaxspec.drafters.vocabulary import check_tokens, check_vocabulary
 from jaxspec.files import Checkpoint, CheckpointError, TensorSource
 from jaxspec.files.quantized.quantize import RoundedTensor, form_of, round_matrices
 from jaxspec.weights.derived_tensors import DerivedTensor, OutputRows, RatedTensor, TargetRows
@@ -95,8 +95,8 @@ class Head(Drafter):
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
         checkpoint = _with_vocabulary(open_drafter(config, progress=build.progress), target.vocab_size)
         checkpoint = _most_frequent(checkpoint, config.draft_vocab_size)
-        head = cls.config_type.from_hf(checkpoint.config, checkpoint.tensors, target)
-        head = head.over(build.devices)
+        head = cls._read_config(checkpoint, target).over(build.devices)
+        check_tokens(cls.title, checkpoint.tokenizer, build.tokenizer)
         tensors = dict(checkpoint.tensors)
         importance = None
         if build.activations == "int8" and (norm := tensors.get("norm.weight")):
@@ -139,6 +139,25 @@ class Head(Drafter):
             return drafter
 
         return read
+
+    @classmethod
+    def _read_config(cls, checkpoint: Checkpoint, target: ModelConfig) -> Any:
+        """The head's configuration.
+
+        Raises:
+          ConfigError: it does not fit the target, or nobody reads a key that may mean something.
+        """
+        # Nothing else would tell: a head that is misread changes no answer and is accepted less.
+        keys = Keys(checkpoint.config)
+        head = cls.config_type.from_hf(keys, checkpoint.tensors, target)
+        depth = keys.get("num_target_layers") or target.num_hidden_layers
+        if depth != target.num_hidden_layers:
+            raise ConfigError(
+                f"the head is for targets of {depth} layers, this one has {target.num_hidden_layers}"
+            )
+        for key, value in keys.unread().items():
+            raise ConfigError(f"{checkpoint.name}: config.json: {key} {value!r} is not known of {cls.title}")
+        return head
 
     def update_tensors(self, checkpoint: Checkpoint, target: Target) -> Checkpoint:
         checkpoint = _with_vocabulary(checkpoint, target.config.vocab_size)

@@ -3,23 +3,25 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.config import ConfigError, Keys, ModelConfig, joined
 
 LAST_LAYER = "the last one, after the final norm"
 """What drafters that capture no hidden states read, in words."""
 
 
-def layer_config(config: Mapping[str, Any], target: ModelConfig) -> dict[str, Any]:
+def layer_config(config: Mapping[str, Any], target: ModelConfig) -> Mapping[str, Any]:
     """The head's layers as a decoder's `config.json`, by default with the target's vocabulary.
 
     speculators nests these keys in `transformer_layer_config` and omits values that are the default of the
-    class in transformers; those are filled in.
+    class in transformers; those are filled in. The result remembers what is asked for, so the caller checks
+    its keys.
     """
+    config = config if isinstance(config, Keys) else Keys(config)
+    vocabulary = {"vocab_size": target.vocab_size}
     if not is_speculators(config):
-        return {"vocab_size": target.vocab_size, **config}
-    layers = dict(config["transformer_layer_config"])
-    defaults = _CLASS_DEFAULTS.get(layers.get("model_type", "llama"), {})
-    return {"vocab_size": target.vocab_size, **defaults, **layers}
+        return joined(vocabulary, config)
+    layers = config.inner("transformer_layer_config")
+    return joined(vocabulary, _CLASS_DEFAULTS.get(layers.get("model_type", "llama"), {}), layers)
 
 
 def is_speculators(config: Mapping[str, Any]) -> bool:
@@ -51,6 +53,18 @@ def captured_streams(ids: Any, depth: int, *, offset: int = 0) -> tuple[int, ...
             f"the head reads the target's layer {outside[0]}, but the target has {depth} layers"
         )
     return tuple(i + offset for i in ids)
+
+
+def check_only(config: Mapping[str, Any], supported: Mapping[str, Any], title: str) -> None:
+    """Checks keys that have one supported value each, which null and an absent key stand for, too.
+
+    Raises:
+      ConfigError: one has another value.
+    """
+    for key, value in supported.items():
+        stated = config.get(key)
+        if stated is not None and stated != value:
+            raise ConfigError(f"{title}: {key} {stated!r} is not supported; supported: {value!r}")
 
 
 _COMMON: Mapping[str, Any] = {

@@ -1,6 +1,8 @@
-"""Drafters that run one pass over a block of rows for all K drafts, which are drawn independently."""
+"""Drafters that run one pass over a block of rows for all K drafts."""
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,12 @@ from jaxspec_kernels.random import Purpose, draft_position
 
 from jaxspec.attention import LayerCache
 from jaxspec.drafters.base import Context, Drafter, Proposal, Target
-from jaxspec.sampling import ConstrainedRows, SamplingMode
+from jaxspec.sampling import SamplingMode
 from jaxspec.sharding import split_over
+
+Correction = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+"""Takes the index of a draft, the token before it i32[B] as an id of the target, and a state; returns what is
+added to the draft's row, f32[B, W] or this device's part of W, and the next state."""
 
 
 class OnePassDrafter(Drafter):
@@ -39,36 +45,40 @@ class OnePassDrafter(Drafter):
         mode: SamplingMode,
     ) -> tuple[Proposal, tuple[LayerCache, ...]]:
         logits, cache = self.block_logits(target, context, cache, num_drafts=num_drafts)
+        return self.draw(target, context, logits, mode=mode), cache
+
+    def draw(
+        self,
+        target: Target,
+        context: Context,
+        logits: jax.Array,
+        *,
+        mode: SamplingMode,
+        correction: Correction | None = None,
+        state: jax.Array | None = None,
+    ) -> Proposal:
+        """Draws all K drafts: at once, or in turn if a row depends on the drafts before it.
+
+        Args:
+          logits: f32[B, K, W], or this device's part of W.
+          correction: what the token before a draft adds to its row; None for nothing.
+          state: what `correction` is given for the first draft.
+        """
         probabilistic = mode > SamplingMode.GREEDY and self.probabilistic
         axis = split_over(logits.shape[-1], self.draft_vocab_size)
         constrained = self.constrained_rows(target, context, logits)
-        if constrained is None:
-            tokens, drawn = draw_block(logits, context, probabilistic=probabilistic, axis=axis)
-        else:
-            tokens, drawn = self._draw_in_turn(
-                logits, context, constrained, probabilistic=probabilistic, axis=axis
-            )
-        count = jnp.where(context.active, num_drafts, 0).astype(jnp.int32)
-        return Proposal(self.to_target(tokens), count, drawn), cache
-
-    def _draw_in_turn(
-        self,
-        logits: jax.Array,
-        context: Context,
-        constrained: ConstrainedRows,
-        *,
-        probabilistic: bool,
-        axis: str | None,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """`draw_block`, each draft from a row that the drafts before it have changed."""
 
         def draw(i: jax.Array, drawn: tuple) -> tuple:
-            tokens, processed, automaton = drawn
+            tokens, processed, automaton, last, state = drawn
             row = lax.dynamic_index_in_dim(logits, i, axis=1, allow_negative_indices=False)
-            drafts = self.to_target(tokens)
-            row = constrained.apply(row, drafts, i, is_draft=True, automata=automaton[:, None])[:, 0]
+            if correction is not None:
+                added, state = correction(i, last, state)
+                row += added[:, None]
+            if constrained is not None:
+                drafts = self.to_target(tokens)
+                row = constrained.apply(row, drafts, i, is_draft=True, automata=automaton[:, None])
             tokens, processed = gumbel_sample(
-                row,
+                row[:, 0],
                 context.sampling.temperature,
                 context.sampling.seed,
                 draft_position(context.length, i),
@@ -79,11 +89,19 @@ class OnePassDrafter(Drafter):
                 axis=axis,
             )
             last = lax.dynamic_index_in_dim(tokens, i, axis=1, keepdims=False, allow_negative_indices=False)
-            return tokens, processed, constrained.follow(automaton, self.to_target(last))[1]
+            last = self.to_target(last)
+            if constrained is not None:
+                automaton = constrained.follow(automaton, last)[1]
+            return tokens, processed, automaton, last, state
 
-        none = jnp.zeros(logits.shape[:2], jnp.int32), jnp.zeros_like(logits) if probabilistic else None
-        drawn = (*none, context.constrained.automaton)
-        return lax.fori_loop(0, logits.shape[1], draw, drawn)[:2]
+        if constrained is None and correction is None:
+            tokens, drawn = draw_block(logits, context, probabilistic=probabilistic, axis=axis)
+        else:
+            none = jnp.zeros(logits.shape[:2], jnp.int32), jnp.zeros_like(logits) if probabilistic else None
+            start = (*none, context.constrained.automaton, context.last_token, state)
+            tokens, drawn = lax.fori_loop(0, logits.shape[1], draw, start)[:2]
+        count = jnp.where(context.active, logits.shape[1], 0).astype(jnp.int32)
+        return Proposal(self.to_target(tokens), count, drawn)
 
 
 def draw_block(

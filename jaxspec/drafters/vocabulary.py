@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config import ConfigError
+from jaxspec.files import Tokenizer
 from jaxspec.weights.parameters import Buffer, Index, array_functions
 
 
@@ -75,3 +78,26 @@ def check_vocabulary(d2t: np.ndarray, t2d: np.ndarray) -> str | None:
     if not np.array_equal(np.flatnonzero(t2d), ids):
         return "d2t and t2d name different tokens"
     return None
+
+
+def check_tokens(what: str, own: Tokenizer | None, target: Tokenizer | None) -> None:
+    """Checks that ids of two tokenizers stand for the same tokens, as far as the tokens are known.
+
+    Added tokens may differ: a chat model's are often reserved ids in other models of its series.
+
+    Args:
+      what: the owner of the first tokenizer, with an article.
+
+    Raises:
+      ConfigError: an id stands for different tokens.
+    """
+    if own is None or target is None:
+        return
+    added = own.added_ids | target.added_ids
+    texts = {token_id: text for text, token_id in target.vocabulary.items()}
+    for text, token_id in sorted(own.vocabulary.items(), key=itemgetter(1)):
+        if token_id not in added and texts.get(token_id, text) != text:
+            raise ConfigError(
+                f"drafter.source: {what} must have the target's tokens, but token "
+                f"{token_id} is {text!r}, in the target {texts[token_id]!r}"
+            )

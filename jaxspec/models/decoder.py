@@ -15,7 +15,7 @@ from jaxspec.attention import (
     LayerCacheShape,
     SlidingWindow,
 )
-from jaxspec.config import ConfigError, ModelConfig, RopeConfig, own_values
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig, joined, own_values
 from jaxspec.files.gguf.architecture import GGUFArchitecture
 from jaxspec.models.layers.moe import MoE
 from jaxspec.models.layers.rope import rope_tables
@@ -82,7 +82,7 @@ class Decoder(nnx.Module):
         Raises:
           ConfigError: a required key is missing, or a value is not supported.
         """
-        config = {**cls.defaults, **config}
+        config = joined(cls.defaults, config)
         key, built = cls.activation
         if config.get(key, built) != built:
             raise ConfigError(f"{key} {config[key]!r} is not supported; supported: {built}")

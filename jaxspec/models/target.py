@@ -1,6 +1,7 @@
 """Target networks of checkpoints: the family, its configuration, and a plan of the weights."""
 
 import re
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,11 +62,15 @@ def plan_target(
         checkpoint = replace(checkpoint, tensors=tensors)
     config = target_config(checkpoint).over(devices).within(max_model_len)
     _check_depth(config.num_hidden_layers, checkpoint)
-    return plan_module(
+    plan = plan_module(
         lambda rngs: make_target(config, dtype=dtype, rngs=rngs),
         _without_next_layers(config, checkpoint),
         ignore=_ignored(config),
     )
+    if config.unread:
+        unread = ", ".join(config.unread)
+        warnings.warn(f"{checkpoint.name}: config.json: not read, unknown: {unread}", stacklevel=2)
+    return plan
 
 
 def plan_weights(

@@ -127,6 +127,10 @@ WRONG = {
         {"propose": proposed(logits=np.zeros((3, K, V), np.float16))},
         "returned logits float16[3, 3, 48], expected float32[3, 3, 48]",
     ),
+    "estimates of one draft less": (
+        {"propose": proposed(confidence=np.zeros((3, K - 1), np.float32))},
+        "returned confidence float32[3, 2], expected float32[3, 3], [B, K]",
+    ),
     "wide logits": (
         {
             "propose": proposed(logits=np.zeros((3, K, V), np.float32)),

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder
-from golden_heads import ROWS, GoldenHead
+from golden_files import DFLASH_TARGETS, assert_close, golden_checkpoint, golden_folder, golden_outputs
+from golden_heads import ROWS, GoldenHead, proposal_of, propose
 from paged_rows import PagedTarget
 from safetensors.numpy import load_file
 from tiny_models import write_dflash, write_folder
@@ -18,46 +17,23 @@ from jaxspec.config import ConfigError, DrafterConfig
 from jaxspec.drafters.kinds.dflash import DFlashConfig, block_metadata
 from jaxspec.drafters.loading import Build, load_drafter
 from jaxspec.models.target import load_target, target_config
-from jaxspec.sampling import SamplingMode
 
-CHUNK, DRAFTS, SHORT = 16, 7, 3
-
-
-@nnx.jit
-def refresh(drafter, target, rows, cache):
-    return drafter.refresh(target, rows, cache)
-
-
-@nnx.jit
-def propose(drafter, target, context, cache):
-    num_drafts = drafter.num_speculative_tokens
-    return drafter.propose(target, context, cache, num_drafts=num_drafts, mode=SamplingMode.TEMPERATURE)
-
-
-def proposal_of(name, num_drafts, **options):
-    """Proposed behind the golden's rows, which come in two chunks, the second one padded, over poison."""
-    case = GoldenHead(name, num_drafts, **options)
-    models = (case.drafter, case.target)
-    cache = case.paged.new_cache(case.drafter.cache_shapes)
-    for begin, end in ((0, CHUNK), (CHUNK, ROWS)):
-        hidden, cache = refresh(*models, case.rows(begin, end, CHUNK), cache)
-    assert hidden.shape == (2 * CHUNK, 0)
-    history = jnp.zeros((2, 64), jnp.int32).at[0, ROWS].set(int(case.golden["token_ids"][0, -1]))
-    proposal, _ = propose(*models, case.context(hidden, history=history), cache)
-    return proposal, case.golden
+DRAFTS, SHORT = 7, 3
 
 
 @pytest.mark.parametrize("name", DFLASH_TARGETS)
 def test_all_drafts_of_one_block(name):
-    proposal, golden = proposal_of(name, DRAFTS)
+    drafts = golden_outputs(name)["draft_tokens"].shape[1]
+    assert drafts == DRAFTS + (name == "dflash-anchor")
+    proposal, golden = proposal_of(name, drafts)
     np.testing.assert_array_equal(proposal.tokens[:1], golden["draft_tokens"])
     assert_close(proposal.logits[:1], golden["draft_logits"])
-    assert proposal.count.tolist() == [DRAFTS, 0]
+    assert proposal.count.tolist() == [drafts, 0]
 
 
-@pytest.mark.parametrize("name", ["dflash", "dflash-sliding"])
+@pytest.mark.parametrize("name", ["dflash", "dflash-sliding", "dflash-anchor"])
 def test_a_block_shorter_than_the_largest(name):
-    proposal, golden = proposal_of(name, SHORT)
+    proposal, golden = proposal_of(name, golden_outputs(name)["short_logits"].shape[1])
     assert_close(proposal.logits[:1], golden["short_logits"])
 
 
@@ -121,6 +97,38 @@ def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(r
     assert read("dflash-speculators").causal == (True, False)
     assert read("dflash-speculators", sliding_window_non_causal=None).causal == (True, False)
     assert read("dflash-speculators-non-causal").causal == (False, False)
+    assert read("dflash-causal").causal == (True, True)
+    nested = {**golden_checkpoint("dflash-causal").config["dflash_config"], "causal_head": False}
+    assert read("dflash-causal", dflash_config=nested).causal == (False, False)
+
+
+@pytest.mark.parametrize("name", ["dflash", "dflash-anchor", "dspark", "dspark-gated"])
+def test_logits_are_scaled(name, tmp_path):
+    """Those of the target's rows and of its own, and what a Markov head adds."""
+    folder = changed_copy(name, tmp_path, logit_scale=0.25)
+    proposal, golden = proposal_of(name, golden_outputs(name)["draft_tokens"].shape[1], source=folder)
+    assert_close(proposal.logits[:1], golden["draft_logits"] * 0.25)
+
+
+def test_logits_of_own_rows_are_bounded(tmp_path):
+    folder = changed_copy("dflash-anchor", tmp_path, final_logit_softcapping=8.0)
+    proposal, golden = proposal_of("dflash-anchor", 8, source=folder)
+    np.testing.assert_array_equal(proposal.tokens[:1], golden["draft_tokens"])
+    assert_close(proposal.logits[:1], np.tanh(golden["draft_logits"] / 8) * 8)
+
+
+def changed_copy(name, tmp_path, **changes):
+    """A golden's folder with changes to its config."""
+    checkpoint = golden_checkpoint(name)
+    tensors = {key: tensor.read() for key, tensor in checkpoint.tensors.items()}
+    return str(write_folder(tmp_path / "head", {**checkpoint.config, **changes}, tensors))
+
+
+def test_which_rows_draft(read):
+    assert not read("dflash").anchor_drafts
+    assert not read("dflash-speculators").anchor_drafts
+    assert read("dflash-anchor").anchor_drafts
+    assert read("dflash-speculators", sample_from_anchor=True).anchor_drafts
 
 
 @pytest.mark.parametrize(
@@ -146,8 +154,22 @@ def test_blocks_are_causal_in_windowed_layers_unless_the_config_says_otherwise(r
         ),
         ("dflash", {"vocab_size": 64}, "for a vocabulary of 64, the target's has 128"),
         ("dflash", {"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
-        ("dflash-speculators", {"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
-        ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
+        ("dflash", {"projector_type": "domino"}, "projector_type 'domino' is not supported"),
+        ("dflash", {"shift_label": True}, "shift_label True is not supported"),
+        ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style False is not supported"),
+        ("dflash-anchor", {"markov_rank": 8}, "markov_rank 8 is not supported"),
+        ("dflash-anchor", {"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel, of Gemma 4's layers"),
+        ("dflash", {"is_neox_style": False}, "is_neox_style False is not supported"),
+        (
+            "dflash",
+            {"final_logit_softcapping": 30.0},
+            "logits with final_logit_softcapping 30.0, and the target's have 0.0",
+        ),
+        (
+            "dflash-anchor",
+            {"final_logit_softcapping": 30.0, "logit_scale": 0.5},
+            "logit_scale beside final_logit_softcapping is not supported",
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(read, name, changes, message):
@@ -183,6 +205,12 @@ def test_the_embedding_that_heads_of_zlab_share_with_gemma_4_is_scaled(tmp_path)
         logits.append(np.asarray(proposal.logits[:1]))
     assert_close(*logits)
     assert np.abs(logits[0]).max() < 20  # bounded like the target's
+
+    tensors = load_file(shared / "model.safetensors")
+    stated = DFlashConfig.from_hf({**config, "final_logit_softcapping": 20.0}, tensors, target.config)
+    assert stated.logit_bound == 0.0  # as it already is
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping 30.0, and the target's have 20.0"):
+        DFlashConfig.from_hf({**config, "final_logit_softcapping": 30.0}, tensors, target.config)
 
     repeats = json.loads((write_dflash(tmp_path / "s", golden_folder("gemma4")) / "config.json").read_text())
     assert DFlashConfig.from_hf(repeats, {}, target.config).embedding_scale == 1.0

@@ -12,10 +12,11 @@ from tiny_models import write_eagle1, write_eagle3, write_target
 from tiny_tokenizers import byte_level
 
 import jaxspec
-from jaxspec.config import ConfigError, DrafterConfig
+from jaxspec.config import ConfigError, DrafterConfig, SourceConfig
 from jaxspec.drafters.formats import drafter_keys
+from jaxspec.drafters.inspect import inspect
 from jaxspec.drafters.kinds.eagle3 import Eagle3Config
-from jaxspec.drafters.loading import Build, load_drafter
+from jaxspec.drafters.loading import Build, load_drafter, plan_drafter
 from jaxspec.files import open_checkpoint
 from jaxspec.files.gguf.tokenizer import tokenizer_from_gguf
 from jaxspec.models.target import load_target, target_config
@@ -214,9 +215,10 @@ def test_flags_whose_default_depends_on_the_format(folders):
     assert not config_of(folders, plain(folders)).norm_before_residual
     assert config_of(folders, speculators(folders)).norm_before_residual
     assert not config_of(folders, speculators(folders, norm_before_residual=False)).norm_before_residual
-    # SpecForge writes norm_output too, and does not recycle by it.
-    assert not config_of(folders, plain(folders, norm_output=True)).norm_output
-    assert config_of(folders, speculators(folders, norm_output=True)).norm_output
+    for form in (plain, speculators):
+        assert config_of(folders, form(folders, norm_output=True)).norm_output
+        assert not config_of(folders, form(folders, norm_output=False)).norm_output
+        assert not config_of(folders, form(folders)).norm_output
     nested = {"eagle_config": {"norm_before_fc": True}}
     assert config_of(folders, plain(folders, **nested), "input_norm.weight").norm_before_fc
     assert not config_of(folders, plain(folders)).norm_before_fc
@@ -273,6 +275,15 @@ def test_query_and_key_norms_come_with_qwen3_layers(folders):
         ("eagle3", {}, {"d2t": np.ones(40, np.float32)}, "d2t is float32 of shape [40], but must hold an"),
         ("eagle3", {}, {"d2t": np.ones((40, 1), int)}, "d2t is int64 of shape [40, 1], but must hold an"),
         ("eagle3", {}, {"t2d": np.ones(48, int)}, "t2d is int64 of shape [48], but must hold true or false"),
+        ("eagle3", {"num_target_layers": 6}, {}, "for targets of 6 layers, this one has 7"),
+        ("eagle3", {"fc_norm": True}, {}, "fc_norm is True, but there is no 'fc_norm.0.weight'"),
+        ("eagle3", {"eagle_config": {"norm_before_fc": True}}, {}, "there is no 'input_norm.weight'"),
+        (
+            "eagle3",
+            {"eagle_config": {"use_mtp_layernorm": True}},
+            {},
+            "use_mtp_layernorm True is not supported",
+        ),
         ("eagle1", {"hidden_size": 16}, {}, "the head has hidden_size 16, the target 32"),
         ("eagle1", {"vocab_size": 64}, {}, "the head has vocab_size 64, the target 48"),
         ("eagle1", {"bias": None}, {}, "'fc.bias' is missing"),
@@ -284,6 +295,38 @@ def test_heads_that_do_not_fit_are_refused_in_one_line(changed, target, kind, co
         load(kind, changed(kind, config, tensors), target)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+UNKNOWN = [
+    *((case, ()) for case in HEAD_TARGETS),
+    *((case, ("transformer_layer_config",)) for case in ("eagle3-fc-norm", "peagle", "dflash-speculators")),
+    *((case, ("dflash_config",)) for case in ("dflash", "dflash-causal")),
+    ("eagle3-safeailab", ("eagle_config",)),
+    ("gemma4-assistant", ("text_config",)),
+]
+
+
+@pytest.mark.parametrize(("case", "place"), UNKNOWN)
+def test_a_key_that_nobody_knows_is_named(tmp_path, case, place):
+    """A head that is misread changes no answer, so nothing else would tell."""
+    config = read_json(golden_folder(case) / "config.json")
+    inside = config
+    for name in place:
+        inside = inside.setdefault(name, {})
+    folder = tmp_path / "head"
+    shutil.copytree(golden_folder(case), folder)
+    model = target_config(golden_checkpoint(HEAD_TARGETS[case]))
+    plan = DrafterConfig(HEAD_KINDS[case], source=str(folder), num_speculative_tokens=1)
+    inside |= {"causal_tail": None, "use_cache": True, "num_anchors": 512}
+    write_json(config, folder / "config.json")
+    plan_drafter(plan, model, Build(FLOAT32))
+    assert inspect(SourceConfig(str(folder))).problem is None
+    inside["causal_tail"] = True
+    write_json(config, folder / "config.json")
+    with pytest.raises(ConfigError, match=r"config\.json: .*causal_tail True is not known of an? ") as error:
+        plan_drafter(plan, model, Build(FLOAT32))
+    assert "\n" not in str(error.value)
+    assert "causal_tail True" in inspect(SourceConfig(str(folder))).problem
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3", "peagle", "dflash", "draft_model"])
@@ -331,6 +374,18 @@ def test_a_draft_model_with_other_tokens_is_refused(tmp_path, target, own, fits)
         load_drafter(config, target, build)
         return
     with pytest.raises(ValueError, match=r"but token 40 is '.', in the target '.'"):
+        load_drafter(config, target, build)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_a_head_with_other_tokens_is_refused(changed, target, kind):
+    """If its folder has a tokenizer."""
+    folder = changed(kind)
+    config, build = DrafterConfig(kind, source=str(folder)), Build(FLOAT32, tokenizer=tokenizer())
+    tokenizer(added=["<mask>"]).save(folder)
+    load_drafter(config, target, build)
+    tokenizer(swapped=[(40, 41)]).save(folder)
+    with pytest.raises(ConfigError, match=r"an EAGLE-. head must have .* token 40 is '.', in the target '.'"):
         load_drafter(config, target, build)
 
 

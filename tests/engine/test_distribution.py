@@ -43,6 +43,8 @@ def folder(tmp_path_factory):
     perturb(target, root / "near", scale=0.3)
     write_peagle(root / "peagle", target, draft_vocab_size=12)
     write_dflash(root / "dflash", target, draft_vocab_size=12)
+    write_dflash(root / "dspark", target, draft_vocab_size=12, markov="vanilla")
+    write_dflash(root / "random dspark", target, repeats=False, markov="rnn")
     write_bigram(root / "bigram", vocab_size=VOCABULARY)
     compressed = write_target(root / "compressed alone", vocab_size=VOCABULARY, gain=1.2, **COMPRESSED)
     write_with_mtp(root / "compressed", compressed)
@@ -116,6 +118,8 @@ DRAFTERS = {
     },
     "bigram": {"kind": "bigram", "source": "bigram"},
     "one-hot eagle3": {"kind": "eagle3", "source": "repeats", "sampling": "greedy"},
+    "dspark": {"kind": "dspark", "source": "dspark"},
+    "random dspark": {"kind": "dspark", "source": "random dspark"},
 }
 """Each drafter once, and each kind of attention; `test_pairs.py` has pairs of both. Those of
 `tiny_engines.DRAWS` draw from smaller and larger vocabularies."""

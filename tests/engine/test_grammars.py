@@ -98,7 +98,7 @@ def assert_follows(engine, answer, params):
 
 
 GREEDY = ("ngram", "near", "dflash", "mtp", "gemma4_assistant")
-DRAWN = ("ngram", "eagle3", "dflash", "mtp", "gemma4_assistant")
+DRAWN = ("ngram", "eagle3", "dflash", "dspark", "mtp", "gemma4_assistant")
 """Drafters of each way to draft. EAGLE-1 and a table draft one by one as EAGLE-3 does, P-EAGLE all at once as
 DFlash. `test_constraints.py` has a greedy EAGLE-3 and a sampled draft model, whose programs take seconds to
 compile."""

@@ -40,7 +40,9 @@ def test_drafting_changes_no_token(tiny_engines, prompts, plain, name, k):
     assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("name", ["random eagle3", "random eagle1", "random peagle", "random dflash"])
+@pytest.mark.parametrize(
+    "name", ["random eagle3", "random eagle1", "random peagle", "random dflash", "random dspark"]
+)
 def test_noise_for_drafts_changes_no_token(tiny_engines, prompts, plain, name):
     engine = tiny_engines.load(name, sampling_modes=("greedy",))
     assert tokens_of(engine.generate(prompts, max_new_tokens=NEW_TOKENS)) == plain

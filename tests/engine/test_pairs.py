@@ -60,7 +60,7 @@ ON = {
 }
 """The numbers of devices, for other pairs two."""
 SPLIT = [pair for pair in [*LOOPS, ("compressed", "mtp")] if ON.get(pair, (2,))]
-SAMPLED = ("eagle3", "eagle3 reference", "peagle", "dflash", "near split")
+SAMPLED = ("eagle3", "eagle3 reference", "peagle", "dflash", "dspark", "near split")
 
 
 def on_devices(kind):

@@ -6,7 +6,6 @@ Source: Y. Leviathan et al., arXiv 2211.17192.
 """
 
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -25,9 +24,10 @@ from jaxspec.attention import (
 from jaxspec.config import ConfigError, DrafterConfig, ModelConfig
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Build, Description, DrafterReader, Needs, Rows, Target
+from jaxspec.drafters.flags import Flag
 from jaxspec.drafters.formats import open_drafter
-from jaxspec.drafters.vocabulary import vocabulary_buffers
-from jaxspec.files import Checkpoint, Tokenizer
+from jaxspec.drafters.vocabulary import check_tokens, vocabulary_buffers
+from jaxspec.files import Checkpoint
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.language_model import has_bare_names
 from jaxspec.models.target import decoder_tensors, plan_target, target_config
@@ -69,7 +69,9 @@ class DraftModel(AutoregressiveDrafter):
     def describe(cls, checkpoint: Checkpoint, target: ModelConfig | None) -> Description:
         own = target_config(checkpoint)
         fitting = f"any model with the same vocabulary of {own.vocab_size} tokens, whatever its padding"
-        return Description(fitting, "none", ignored=matching(checkpoint, IGNORED), stand_in=own)
+        unread = (Flag("keys that are not read", ", ".join(own.unread), "config.json"),) if own.unread else ()
+        ignored = matching(checkpoint, IGNORED)
+        return Description(fitting, "none", flags=unread, ignored=ignored, stand_in=own)
 
     @classmethod
     def plan(cls, config: DrafterConfig, target: ModelConfig, build: Build) -> DrafterReader:
@@ -81,7 +83,7 @@ class DraftModel(AutoregressiveDrafter):
                 f"drafter.source: a draft model with recurrent layers ({plan.module.config.family}) is not "
                 "supported"
             )
-        _check_tokens(checkpoint.tokenizer, build.tokenizer)
+        check_tokens("a draft model", checkpoint.tokenizer, build.tokenizer)
         is_split = _bytes_of_a_layer(plan) >= SPLIT_FROM
         if is_split and build.devices > 1:
             plan = plan_target(checkpoint, devices=build.devices, **sizes)
@@ -148,26 +150,6 @@ class DraftModel(AutoregressiveDrafter):
         start = 0 if part == self.draft_vocab_size else local_start(part)
         # The target has no such tokens.
         return jnp.where(start + jnp.arange(part) < target.config.vocab_size, logits, -jnp.inf)
-
-
-def _check_tokens(own: Tokenizer | None, target: Tokenizer | None) -> None:
-    """Checks that ids of two tokenizers stand for the same tokens, as far as the tokens are known.
-
-    Added tokens may differ: a chat model's are often reserved ids in other models of its series.
-
-    Raises:
-      ConfigError: an id stands for different tokens.
-    """
-    if own is None or target is None:
-        return
-    added = own.added_ids | target.added_ids
-    texts = {token_id: text for text, token_id in target.vocabulary.items()}
-    for text, token_id in sorted(own.vocabulary.items(), key=itemgetter(1)):
-        if token_id not in added and texts.get(token_id, text) != text:
-            raise ConfigError(
-                "drafter.source: a draft model must have the target's tokens, but token "
-                f"{token_id} is {text!r}, in the target {texts[token_id]!r}"
-            )
 
 
 def _bytes_of_a_layer(plan: ModulePlan[Decoder]) -> int:

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import AnyMemory, RopeTables
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.config import ConfigError, ModelConfig, joined
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Needs, Target
 from jaxspec.drafters.flags import Flag, key_flag, layer_flags, tensor_flag
 from jaxspec.drafters.head import Head
-from jaxspec.drafters.layer_config import LAST_LAYER
+from jaxspec.drafters.layer_config import LAST_LAYER, layer_config
 from jaxspec.files import Checkpoint
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers.rope import rope_tables
@@ -49,7 +49,9 @@ class Eagle1Config:
         Raises:
           ConfigError: the head does not fit the target.
         """
-        layers = ModelConfig.from_hf({"num_hidden_layers": 1, "model_type": "llama", **config})
+        layers = ModelConfig.from_hf(
+            joined({"num_hidden_layers": 1, "model_type": "llama"}, layer_config(config, target))
+        )
         for name in ("hidden_size", "vocab_size"):
             if getattr(layers, name) != getattr(target, name):
                 raise ConfigError(

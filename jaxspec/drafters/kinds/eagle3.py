@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxspec.attention import AnyMemory, RopeTables
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.config import ConfigError, ModelConfig, inner_keys, joined
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter
 from jaxspec.drafters.base import Needs, Target
 from jaxspec.drafters.flags import RECYCLED, Flag, key_flag, layer_flags, tensor_flag, vocabulary_flags
@@ -23,6 +23,7 @@ from jaxspec.drafters.layer_config import (
     LAST_LAYER,
     architecture,
     captured_streams,
+    check_only,
     is_speculators,
     layer_config,
 )
@@ -74,11 +75,12 @@ class Eagle3Config:
           ConfigError: the head does not fit the target, or a value is not supported.
         """
         speculators = is_speculators(config)
-        layer = layer_config(config, target)
-        if "Qwen3" in architecture(config):
-            layer["model_type"] = "qwen3"
-        layers = ModelConfig.from_hf(layer)
-        eagle = config.get("eagle_config") or {}
+        qwen3 = {"model_type": "qwen3"} if "Qwen3" in architecture(config) else {}
+        layers = ModelConfig.from_hf(joined(layer_config(config, target), qwen3))
+        eagle = inner_keys(config, "eagle_config")
+        for place in (config, eagle):
+            check_only(place, _ONLY, "EAGLE-3")
+            _check_norms(place, tensors)
         depth = target.num_hidden_layers
         capture = () if eagle.get("use_aux_hidden_state") is False else _capture_ids(config, eagle, depth)
         head_target_width = config.get("target_hidden_size") or layers.hidden_size
@@ -110,8 +112,7 @@ class Eagle3Config:
             norm_before_residual=config.get("norm_before_residual", speculators),
             norm_before_fc="input_norm.weight" in tensors,
             fc_norm="fc_norm.0.weight" in tensors,
-            # Only in speculators' configs does this key mean recycling; SpecForge's has another meaning.
-            norm_output=bool(speculators and config.get("norm_output", False)),
+            norm_output=bool(config.get("norm_output", False)),
             own_embedding=own_embedding,
             first_layer="midlayer" if any(k.startswith("midlayer.") for k in tensors) else "layers.0",
         )
@@ -142,14 +143,35 @@ class Eagle3Config:
         yield key_flag("norm before residual", residual, config, "norm_before_residual", reason=reason)
         yield tensor_flag("norm over all features", "yes", "no", tensors, "input_norm.weight")
         yield tensor_flag("norm per feature", "yes", "no", tensors, "fc_norm.0.weight")
-        if speculators or "norm_output" not in config:
-            reason = "only speculators' EAGLE-3.1 heads recycle the normed state"
-            yield key_flag(RECYCLED, self.norm_output, config, "norm_output", reason=reason)
-        else:
-            reason = "outside speculators the key norm_output means the norm before the output head"
-            yield Flag(RECYCLED, "False", None, reason)
+        reason = "heads of EAGLE-3.1 say that they do"
+        yield key_flag(RECYCLED, self.norm_output, config, "norm_output", reason=reason)
         yield from layer_flags(self.layers, config)
         yield from vocabulary_flags(self.draft_vocab_size, checkpoint)
+
+
+_ONLY: Mapping[str, Any] = {
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "position_embedding_type": "rope",
+    "parallel_draft_step": 1,
+    "bias": False,
+    "rope_is_neox_style": True,
+    "is_neox_style": True,
+}
+"""Keys of ModelOpt's and other heads, at the top or in `eagle_config`, each with the supported value."""
+
+
+def _check_norms(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Checks that a config says the same as the tensors, which decide, of the norms before `fc`.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    for key, tensor in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
+        if config.get(key) not in (None, tensor in tensors):
+            there = "there is" if tensor in tensors else "there is no"
+            raise ConfigError(f"config.json: {key} is {config[key]!r}, but {there} {tensor!r}")
 
 
 def _capture_ids(config: Mapping[str, Any], eagle: Mapping[str, Any], depth: int) -> tuple[int, ...]:

@@ -21,12 +21,12 @@ from flax import nnx
 from jax import lax
 
 from jaxspec.attention import AnyMemory, LayerCache, LayerCacheShape, PagedMemory, RowBlock
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.config import ConfigError, ModelConfig, inner_keys, joined
 from jaxspec.drafters.autoregressive import AutoregressiveDrafter, DraftState
 from jaxspec.drafters.base import Context, Needs, Rows, Target
 from jaxspec.drafters.flags import Flag, tensor_flag
 from jaxspec.drafters.head import Head
-from jaxspec.drafters.layer_config import LAST_LAYER
+from jaxspec.drafters.layer_config import LAST_LAYER, check_only
 from jaxspec.files import Checkpoint
 from jaxspec.models.families.gemma.gemma4 import Gemma4, Gemma4Config, Gemma4Norm
 from jaxspec.models.layers.rope import rope_tables
@@ -133,23 +133,21 @@ class Gemma4AssistantConfig:
 
 def _own_layers(config: Mapping[str, Any]) -> Gemma4Config:
     """The shape of an assistant's layers, all of which are shared."""
-    text = config.get("text_config") or {}
-    for key, only in _ONLY.items():
-        if (text.get(key) or only) != only:
-            raise ConfigError(f"an assistant's {key} {text[key]!r} is not supported; supported: {only!r}")
+    text = inner_keys(config, "text_config")
+    check_only(text, _ONLY, "an assistant")
     family = text.get("model_type", "gemma4_text")
     if family != "gemma4_text":
         raise ConfigError(f"an assistant's model_type {family!r} is not supported; supported: gemma4_text")
-    layers = ModelConfig.from_hf({**text, **_ONLY, "model_type": family, "num_kv_shared_layers": 0})
+    layers = ModelConfig.from_hf(joined(text, _ONLY, {"model_type": family, "num_kv_shared_layers": 0}))
     assert isinstance(layers, Gemma4Config)
     return replace(layers, num_kv_shared_layers=layers.num_hidden_layers)
 
 
 def _clusters(config: Mapping[str, Any], tensors: Mapping[str, Any], vocab_size: int) -> tuple[int, int]:
     """How many clusters of tokens there are, and how many are scored; zeros if all tokens are."""
+    count, scored = config.get("num_centroids") or 2048, config.get("centroid_intermediate_top_k") or 32
     if not config.get("use_ordered_embeddings"):
         return 0, 0
-    count, scored = config.get("num_centroids") or 2048, config.get("centroid_intermediate_top_k") or 32
     if vocab_size % count:
         raise ConfigError(f"num_centroids {count} does not divide vocab_size {vocab_size}")
     if scored > count:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import LayerCache, LayerCacheShape, RowBlock
-from jaxspec.config import ConfigError, ModelConfig
+from jaxspec.config import ConfigError, ModelConfig, joined
 from jaxspec.drafters.base import Context, Rows, Target
 from jaxspec.drafters.flags import Flag
 from jaxspec.drafters.head import Head
@@ -48,10 +48,10 @@ class PEagleConfig:
         Raises:
           ConfigError: the head does not fit the target, or has no mask token.
         """
-        head = Eagle3Config.from_hf({"norm_before_residual": False, **config}, tensors, target)
+        head = Eagle3Config.from_hf(joined({"norm_before_residual": False}, config), tensors, target)
         if not head.capture:
             raise ConfigError("a P-EAGLE head without aux hidden states is not supported")
-        mask_token = next((config[key] for key in MASK_TOKEN_KEYS if config.get(key) is not None), None)
+        mask_token = next((each for each in map(config.get, MASK_TOKEN_KEYS) if each is not None), None)
         return cls(head, checked_mask_token(mask_token, target))
 
     def over(self, devices: int) -> "PEagleConfig":

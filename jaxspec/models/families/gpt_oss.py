@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import MoeConfig, RopeConfig
+from jaxspec.config import MoeConfig, RopeConfig, joined
 from jaxspec.files import TensorSource
 from jaxspec.files.gguf.architecture import GGUFArchitecture
 from jaxspec.files.gguf.metadata import Metadata
@@ -111,5 +111,5 @@ class GptOss(Decoder):
         # A file that describes its rope, under either key, takes nothing from the default. An empty
         # `rope_scaling` says nothing, as in transformers.
         if not config.get("rope_scaling") and config.get("rope_parameters") is None:
-            config = {**config, "rope_scaling": _DEFAULT_ROPE}
+            config = joined(config, {"rope_scaling": _DEFAULT_ROPE})
         return {"attention_sinks": True, "moe": moe, "rope": RopeConfig.from_hf(config)}

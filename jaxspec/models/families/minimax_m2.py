@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flax import nnx
 
-from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig, joined
 from jaxspec.files import TensorSource
 from jaxspec.files.gguf.architecture import GGUFArchitecture, split_experts
 from jaxspec.files.gguf.metadata import Metadata
@@ -104,7 +104,7 @@ class MiniMaxM2(Decoder):
         if set(config.get("attn_type_list") or ()) - {1}:
             raise ConfigError("attn_type_list with linear attention is not supported; supported: only 1")
         if (rotated := config.get("rotary_dim")) is not None:
-            config = {"partial_rotary_factor": rotated / config["head_dim"], **config}
+            config = joined({"partial_rotary_factor": rotated / config["head_dim"]}, config)
         moe = MoeConfig(
             num_experts=config["num_local_experts"],
             experts_per_token=config["num_experts_per_tok"],

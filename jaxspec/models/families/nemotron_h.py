@@ -20,7 +20,7 @@ from jaxspec.attention import (
     Recurrent,
     RopeTables,
 )
-from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig, joined
 from jaxspec.config.mamba import MambaConfig
 from jaxspec.models.decoder import Decoder
 from jaxspec.models.families.deepseek.deepseek import DeepseekMoE
@@ -187,8 +187,9 @@ class NemotronH(Decoder):
         named = [config[key] for key in ("layers_block_type", "layer_types") if config.get(key)]
         if named and named[0] != named[-1]:
             raise ConfigError("layers_block_type and layer_types are not the same")
-        kinds = _layer_types({**config, "layers_block_type": named[0]} if named else config, _PATTERN)
-        return super().read_config({**config, "layer_types": kinds, "num_hidden_layers": len(kinds)})
+        stated = {"layers_block_type": named[0]} if named else {}
+        kinds = _layer_types(joined(config, stated), _PATTERN)
+        return super().read_config(joined(config, {"layer_types": kinds, "num_hidden_layers": len(kinds)}))
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from jaxspec.config import ConfigError, ModelConfig, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, RopeConfig, joined
 from jaxspec.files.gguf.architecture import GGUFArchitecture
 from jaxspec.files.gguf.metadata import Metadata
 from jaxspec.models.decoder import Decoder
@@ -59,7 +59,7 @@ class Phi3(Decoder):
         # As in transformers, older files call LongRoPE "su" or "yarn", and there are no biases.
         keys = ("rope_scaling", "rope_parameters")
         renamed = {key: _renamed(config[key]) for key in keys if config.get(key)}
-        rope = RopeConfig.from_hf({**config, **renamed}, partial=True)
+        rope = RopeConfig.from_hf(joined(config, renamed), partial=True)
         return {"attention_bias": False, "mlp_bias": False, "rope": rope}
 
     @classmethod

@@ -15,7 +15,7 @@ from jaxspec_kernels.choose_experts import choose_experts
 from jaxspec_kernels.row_sum import sum_in_order
 
 from jaxspec.attention import AnyMemory, AttentionKind, CompressedAttention, LayerCacheShape, RopeTables
-from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig
+from jaxspec.config import ConfigError, ModelConfig, MoeConfig, RopeConfig, joined
 from jaxspec.config.compressed import WINDOW, CompressedConfig
 from jaxspec.config.streams import StreamsConfig
 from jaxspec.models.decoder import LAST_STREAMS, Decoder
@@ -190,7 +190,7 @@ class DeepseekV4(Decoder):
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
         inner = config.get("moe_intermediate_size", cls.defaults["moe_intermediate_size"])
-        return super().read_config({**config, "intermediate_size": inner})
+        return super().read_config(joined(config, {"intermediate_size": inner}))
 
     @classmethod
     def own_fields(cls, config: Mapping[str, Any]) -> dict[str, Any]:

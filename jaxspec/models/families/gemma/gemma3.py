@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxspec_kernels.rms_norm import rms_norm
 
-from jaxspec.config import ModelConfig, RopeConfig
+from jaxspec.config import ModelConfig, RopeConfig, joined
 from jaxspec.files.gguf.architecture import GGUFArchitecture
 from jaxspec.files.gguf.metadata import Metadata
 from jaxspec.models.decoder import Decoder
@@ -116,7 +116,7 @@ class Gemma3(Decoder):
         nested = config.get("rope_parameters") or {}
         # transformers reads the older name of "rope_type" for other families only.
         scaling = {k: v for k, v in (config.get("rope_scaling") or {}).items() if k != "type"}
-        whole = {**config, "rope_scaling": scaling, "rope_parameters": nested.get("full_attention")}
+        own = {"rope_scaling": scaling, "rope_parameters": nested.get("full_attention")}
         local = {
             "rope_theta": config.get("rope_local_base_freq"),
             "rope_parameters": nested.get("sliding_attention"),
@@ -125,7 +125,7 @@ class Gemma3(Decoder):
         scalar = config["query_pre_attn_scalar"]
         return {
             "qk_norm": True,
-            "rope": RopeConfig.from_hf(whole, default_theta=1e6),
+            "rope": RopeConfig.from_hf(joined(config, own), default_theta=1e6),
             "local_rope": RopeConfig.from_hf(local, default_theta=1e4),
             "attention_scale": scalar and scalar**-0.5,
             "embedding_scale": config["hidden_size"] ** 0.5,

@@ -6,7 +6,7 @@ Source: the `Olmo3ForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from jaxspec.config import RopeConfig
+from jaxspec.config import RopeConfig, joined
 from jaxspec.models.families.olmo.olmo2 import Olmo2
 
 _THETA = 500000.0
@@ -28,7 +28,7 @@ class Olmo3(Olmo2):
         # Published files scale with `rope_scaling`; transformers 5 nests rope_parameters by kind of layer.
         stated = config.get("rope_parameters") or {}
         nested = stated if "full_attention" in stated or "sliding_attention" in stated else {}
-        whole = {**config, "rope_parameters": nested.get("full_attention") if nested else stated}
+        own = {"rope_parameters": nested.get("full_attention") if nested else stated}
         local = {
             "rope_theta": config.get("rope_theta") or stated.get("rope_theta"),
             "rope_parameters": nested.get("sliding_attention"),
@@ -36,6 +36,6 @@ class Olmo3(Olmo2):
         }
         return {
             **super().own_fields(config),
-            "rope": RopeConfig.from_hf(whole, default_theta=_THETA),
+            "rope": RopeConfig.from_hf(joined(config, own), default_theta=_THETA),
             "local_rope": RopeConfig.from_hf(local, default_theta=_THETA),
         }

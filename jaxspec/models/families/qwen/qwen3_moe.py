@@ -6,7 +6,7 @@ Source: the `Qwen3MoeForCausalLM` of transformers.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from jaxspec.config import ModelConfig, MoeConfig
+from jaxspec.config import ModelConfig, MoeConfig, joined
 from jaxspec.files.gguf.architecture import GGUFArchitecture
 from jaxspec.files.gguf.metadata import Metadata
 from jaxspec.models.decoder import Decoder
@@ -46,7 +46,7 @@ class Qwen3Moe(Decoder):
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> ModelConfig:
         # transformers ignores this family's layer_types and max_window_layers.
-        return super().read_config({key: value for key, value in config.items() if key != "layer_types"})
+        return super().read_config(joined(config, {"layer_types": None}))
 
     @classmethod
     def is_windowed(cls, config: Mapping[str, Any], layer: int) -> bool:
