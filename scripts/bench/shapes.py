@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from bench.random_weights import put_whole, random_module
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.base import Drafter
+from jaxspec.drafters.kinds.dflash import DFlash, DFlashConfig
+from jaxspec.drafters.kinds.dspark import DSpark, DSparkConfig
 from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config, default_capture
 from jaxspec.drafters.kinds.mtp import Mtp
@@ -31,8 +33,8 @@ class Shape:
       packed_experts: the checkpoint has experts in MXFP4, which stay packed if a kernel supports it.
       codes: the format of the target's matrices (see `random_module`); empty for bfloat16.
       head_codes: the same for the head's matrices and output rows.
-      drafter: "eagle3", "eagle1" or "mtp".
-      head: keys of the head's layer that differ from a Llama layer with the target's sizes.
+      drafter: "eagle3", "eagle1", "mtp", "dflash" or "dspark".
+      head: keys of the head's layers that differ from a Llama's, or for blocks a Qwen3's, of the target's sizes.
       draft_vocab_size: W of an EAGLE-3 head.
     """
 
@@ -136,6 +138,8 @@ SHAPES: Mapping[str, Shape] = {
         }
     ),
     "llama3-8b-eagle1": Shape(_LLAMA3_8B, drafter="eagle1"),
+    "llama3-8b-dflash": Shape(_LLAMA3_8B, drafter="dflash"),
+    "llama3-8b-dspark": Shape(_LLAMA3_8B, drafter="dspark"),
     "qwen3-8b": Shape(
         target={
             "model_type": "qwen3",
@@ -255,11 +259,12 @@ def _drafter(shape: Shape, config: ModelConfig) -> tuple[Callable[..., Drafter],
     """The drafter's class, and its constructor's first argument."""
     if shape.drafter == "mtp":
         return Mtp.for_model(config), config
+    in_blocks = shape.drafter in ("dflash", "dspark")
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     layer = ModelConfig.from_hf(
         {
-            "model_type": "llama",
-            "num_hidden_layers": 1,
+            "model_type": "qwen3" if in_blocks else "llama",
+            "num_hidden_layers": 5 if in_blocks else 1,
             "max_position_embeddings": config.max_position_embeddings,
             "intermediate_size": config.intermediate_size,
             **{name: getattr(config, name) for name in sizes},
@@ -268,6 +273,20 @@ def _drafter(shape: Shape, config: ModelConfig) -> tuple[Callable[..., Drafter],
     )
     if shape.drafter == "eagle1":
         return Eagle1, Eagle1Config(layer, fc_bias=False)
+    if in_blocks:
+        depth = config.num_hidden_layers
+        settings: dict[str, Any] = {
+            "layers": layer,
+            "mask_token": 0,
+            "capture": tuple(2 + i * (depth - 4) // 4 for i in range(5)),
+            "target_hidden_size": config.hidden_size,
+            "draft_vocab_size": config.vocab_size,
+            "causal": (False,) * 5,
+        }
+        if shape.drafter == "dflash":
+            return DFlash, DFlashConfig(block_size=9, **settings)
+        both = {"markov_rank": 256, "has_confidence": True, "confidence_head_with_markov": True}
+        return DSpark, DSparkConfig(block_size=8, anchor_drafts=True, **both, **settings)
     head = Eagle3Config(
         layers=layer,
         draft_vocab_size=shape.draft_vocab_size,
