@@ -34,7 +34,7 @@ class Shape:
       codes: the format of the target's matrices (see `random_module`); empty for bfloat16.
       head_codes: the same for the head's matrices and output rows.
       drafter: "eagle3", "eagle1", "mtp", "dflash" or "dspark".
-      head: keys of the head's layers that differ from a Llama's, or for blocks a Qwen3's, of the target's sizes.
+      head: keys of the head's layers that differ from Llama's (Qwen3's in blocks) of the target's sizes.
       draft_vocab_size: W of an EAGLE-3 head.
     """
 

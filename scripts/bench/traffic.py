@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxspec.attention import CacheShape, StateShape
 from jaxspec.drafters.base import Target
+from jaxspec.drafters.one_pass import OnePassDrafter
 from jaxspec.engine.device.step import Models
 from jaxspec.sharding import bytes_by_device
 
@@ -29,13 +30,24 @@ def weight_bytes(models: Models, *, batch_size: int) -> int:
     if "head" in weights:
         total -= _read(weights["embedding"], target, batch_size)
     drafter = nnx.state(models.drafter, nnx.Param)
+    passes = _passes(models)
     for name in drafter:
+        if name == "markov":
+            total += drafts * sum(
+                _read(drafter[name][part], target, 1) for part in drafter[name] if part != "embedding"
+            )
+            continue
         once = _read(drafter[name], target, batch_size)
-        total += once if name in _ONCE else drafts * once
+        total += once if name in _ONCE else passes * once
     if "head" not in drafter:
         # The drafter uses the target's output head.
-        total += drafts * sum(map(bytes_by_device, jax.tree.leaves(target.output_kernel)))
+        total += passes * sum(map(bytes_by_device, jax.tree.leaves(target.output_kernel)))
     return total
+
+
+def _passes(models: Models) -> int:
+    """How often the drafter's layers run for the drafts of a step."""
+    return 1 if isinstance(models.drafter, OnePassDrafter) else models.drafter.num_speculative_tokens
 
 
 def cache_bytes(
@@ -71,7 +83,7 @@ def cache_bytes(
 
     target = per_position(models.target.cache_shapes)
     drafter = models.drafter
-    drafts = per_position(drafter.cache_shapes, drafter.needs.is_split) * drafter.num_speculative_tokens
+    drafts = per_position(drafter.cache_shapes, drafter.needs.is_split) * _passes(models)
     states = sum(of_state(shape) for shape in models.target.cache_shapes if isinstance(shape, StateShape))
     return batch_size * (context * (target + drafts) + 2 * states)
 

@@ -64,6 +64,19 @@ def test_copied_heads_have_the_numbers_of_the_network_without_copies():
         np.testing.assert_array_equal(source.join(source.split(value)), value)  # all copies are equal
 
 
+@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+def test_a_head_that_drafts_in_one_pass_is_read_once(drafter):
+    """But for what a Markov head multiplies, which is read for each draft."""
+    target = SHAPES["llama3-8b"].target | {"hidden_size": 256, "intermediate_size": 384, "vocab_size": 512}
+    target |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 6}
+    shape = replace(SHAPES[f"llama3-8b-{drafter}"], target=target)
+    sizes = [
+        weight_bytes(build_models(shape, num_drafts=k, dtype=jnp.dtype(jnp.bfloat16)), batch_size=1)
+        for k in (2, 4)
+    ]
+    assert sizes[1] - sizes[0] == (2 * 256 * 512 * 2 if drafter == "dspark" else 0)
+
+
 def test_layers_with_codes_share_programs_that_make_them(monkeypatch):
     monkeypatch.setattr(bench.shapes, "keeps_packed", lambda dtype, devices: True)
     llama = SHAPES["llama3-8b"]
