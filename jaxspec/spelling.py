@@ -17,7 +17,7 @@ _SAME = (
     ("choice", "guided_choice"),
     ("regex", "guided_regex"),
     ("json_schema", "guided_json", "response_format"),
-    ("num_speculative_tokens", "num_assistant_tokens", "num_draft_tokens", "draft_max"),
+    ("num_speculative_tokens", "num_assistant_tokens", "num_draft_tokens", "draft_max", "speculate"),
     ("batch_size", "max_num_seqs", "max_running_requests", "n_parallel"),
     ("max_model_len", "max_seq_len", "context_length", "ctx_size", "n_ctx"),
     ("page_size", "block_size"),

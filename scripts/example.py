@@ -8,7 +8,7 @@ import sys
 import jaxspec
 
 
-def main(model: str = "smollm2-135m") -> None:
+def run(model: str = "smollm2-135m") -> None:
     with jaxspec.load(model) as engine:
         # Several prompts share a batch. A string is a user's turn; token ids and chat messages do as well.
         prompts = ["Why is the sky blue?", [{"role": "user", "content": "Name three rivers."}]]
@@ -22,11 +22,11 @@ def main(model: str = "smollm2-135m") -> None:
 
         # The same text, whatever the drafter: with and without drafts.
         drafted = engine.generate(prompts[0], max_new_tokens=48)
-        plain = engine.generate(prompts[0], max_new_tokens=48, speculate=False)
+        plain = engine.generate(prompts[0], max_new_tokens=48, num_speculative_tokens=0)
         print("same without drafts:", drafted.token_ids == plain.token_ids)
 
         print(engine.counters)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run(*sys.argv[1:])

@@ -99,7 +99,6 @@ SAMPLING = {
     "stop": Change(lambda plain: plain.text.split()[2:3]),
     "stop_token_ids": Change(lambda plain: plain.token_ids[2:3]),
     "ignore_eos": Change(True),
-    "speculate": Change(False),
     "num_speculative_tokens": Change(1),
     "logprobs": Change(2),
     "logprobs_mode": Change("processed_logprobs", {"temperature": 0.5, "seed": 4, "logprobs": 2}),

@@ -329,7 +329,7 @@ def test_an_array_of_anything_else_is_refused(engine, prompt):
 @pytest.mark.parametrize("of", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_parameters_may_be_numbers_of_arrays(of):
     given = {"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.5, "seed": 7, "max_new_tokens": 5}
-    given |= {"num_speculative_tokens": 2, "ignore_eos": True, "speculate": True, "logprobs": 4}
+    given |= {"num_speculative_tokens": 2, "ignore_eos": True, "logprobs": 4}
     params = jaxspec.SamplingParams(
         **{name: of(value) for name, value in given.items()}, stop_token_ids=of([4, 5])
     )

@@ -31,6 +31,7 @@ ENGINE = [each.name for each in fields(EngineConfig)]
         ("maxTokens", SAMPLING, "max_new_tokens"),
         ("max_new_tokens", FIELDS[CHAT], "max_completion_tokens"),
         ("guided_json", SAMPLING, "json_schema"),
+        ("speculate", SAMPLING, "num_speculative_tokens"),
         ("max_num_seqs", ENGINE, "batch_size"),
         ("tensor_parallel_size", ENGINE, "tensor_parallel"),
         ("maxmodellen", ENGINE, "max_model_len"),

@@ -48,7 +48,6 @@ class _Options(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: "Sequence[int] | np.ndarray | jax.Array"
     ignore_eos: bool
-    speculate: bool
     num_speculative_tokens: int | None
     logprobs: int | None
     logprobs_mode: LogprobsMode
@@ -91,8 +90,8 @@ class SamplingParams:
       stop: strings that end the output and are cut off.
       stop_token_ids: token ids that end the output.
       ignore_eos: go on after an end-of-sequence token.
-      speculate: False decodes without drafts, like a `num_speculative_tokens` of 0.
-      num_speculative_tokens: drafts per step, at most the engine's; None takes the engine's choice.
+      num_speculative_tokens: drafts per step, at most the engine's; 0 decodes without drafts, and None takes
+        the engine's choice.
       logprobs: report the log-probability of every emitted token, and of so many of the most likely tokens
         in its place, 0 to 20; None reports nothing.
       logprobs_mode: of which distribution: "raw_logprobs" of the model's own, before the penalties and other
@@ -133,7 +132,6 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    speculate: bool = True
     num_speculative_tokens: int | None = None
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -181,15 +179,13 @@ class SamplingParams:
             checked["max_new_tokens"] = _integer(
                 "max_new_tokens", self.max_new_tokens, "1 or more", lambda x: x >= 1
             )
-        for name in ("ignore_eos", "speculate"):
-            checked[name] = plain_number(getattr(self, name))
-            if not isinstance(checked[name], bool):
-                raise _error(name, checked[name], "True or False")
+        checked["ignore_eos"] = plain_number(self.ignore_eos)
+        if not isinstance(checked["ignore_eos"], bool):
+            raise _error("ignore_eos", checked["ignore_eos"], "True or False")
         drafts = self.num_speculative_tokens
         if drafts is not None:
-            wanted = "0 or more" if checked["speculate"] else "0 where speculate is False"
             checked["num_speculative_tokens"] = _integer(
-                "num_speculative_tokens", drafts, wanted, lambda x: x >= 0 and (checked["speculate"] or not x)
+                "num_speculative_tokens", drafts, "0 or more", lambda x: x >= 0
             )
         if self.logprobs is not None:
             checked["logprobs"] = _integer(

@@ -117,7 +117,6 @@ def test_a_request_may_decode_plainly_or_with_fewer_drafts(tiny_engines, prompts
     engine = tiny_engines.load("eagle3", 3)
     expected = engine.generate(prompts[1], max_new_tokens=20).token_ids
     for ask, most in (
-        ({"speculate": False}, 0),
         ({"num_speculative_tokens": 0}, 0),
         ({"num_speculative_tokens": 2}, 2),
     ):

@@ -39,7 +39,7 @@ PARAMS = SamplingParams(
     no_repeat_ngram_size=3,
     json_schema={"type": "null"},
 )
-"""Without a default among them, but for what excludes drafts (`speculate`) or a schema."""
+"""Without a default among them, but for what excludes a schema."""
 ROWS = [Row("line 1", "first", "slow"), Row("line 2", "second", "w6")]
 
 

@@ -23,7 +23,7 @@ from jaxspec.service.batch import Engines, ProcessReplica, ray
 from jaxspec.service.batch.ray import RayReplica
 from jaxspec.service.batch.run import row_seed
 
-ONLY_FROM_PYTHON = {"speculate", "num_speculative_tokens"}
+ONLY_FROM_PYTHON = {"num_speculative_tokens"}
 FLAGS = {name: change for name, change in SAMPLING.items() if name not in ONLY_FROM_PYTHON}
 """The sampling parameters that command lines take. Theirs of this name sets the drafter's K."""
 OF_CHAT = {name: change for name, change in FLAGS.items() if not name.startswith("logprobs")}

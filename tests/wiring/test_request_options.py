@@ -19,7 +19,7 @@ GO_ON = {"continue_final_message": True}
 AS_TEXT = {"special_tokens_as_text": True}
 WITHOUT_PROGRAMS = (
     *("temperature", "seed", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos"),
-    *("speculate", "num_speculative_tokens"),
+    "num_speculative_tokens",
 )
 """Parameters that an inspection needs no programs of their own for."""
 

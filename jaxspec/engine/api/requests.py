@@ -39,7 +39,7 @@ def num_drafts(params: SamplingParams, most: int, *, is_adaptive: bool) -> int |
     Raises:
       ValueError: the request asks for more.
     """
-    wanted = params.num_speculative_tokens if params.speculate else 0
+    wanted = params.num_speculative_tokens
     if wanted is not None and wanted > most:
         raise ValueError(f"num_speculative_tokens: this engine drafts at most {most}, got {wanted}")
     # The answer to a seed must not depend on the other requests or on the machine's speed.

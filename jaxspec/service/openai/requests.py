@@ -176,7 +176,6 @@ _OWN: dict[str, Schema] = {
     "min_p": _number(0, 1),
     "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}},
     "ignore_eos": _FLAG,
-    "speculate": _FLAG,
     "num_speculative_tokens": {"type": "integer", "minimum": 0},
     "logprobs_mode": {"enum": ["raw_logprobs", "processed_logprobs"]},
     "repetition_penalty": _number(0),

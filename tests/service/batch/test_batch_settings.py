@@ -54,7 +54,6 @@ def test_every_field_of_the_sampling_parameters_counts(tiny_config):
         "stop": ("a",),
         "stop_token_ids": (3,),
         "ignore_eos": True,
-        "speculate": False,
         "num_speculative_tokens": 1,
         "logprobs": 0,
         "logprobs_mode": "processed_logprobs",

@@ -57,7 +57,7 @@ def test_how_long_an_answer_is_that_nobody_limits(ask, least, room, length):
         ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
         ({"logprobs": False}, {}),
         ({"top_k": 4, "min_p": 0.1, "ignore_eos": True}, {"top_k": 4, "min_p": 0.1, "ignore_eos": True}),
-        ({"speculate": False, "stop_token_ids": [3]}, {"speculate": False, "stop_token_ids": (3,)}),
+        ({"stop_token_ids": [3]}, {"stop_token_ids": (3,)}),
         ({"num_speculative_tokens": 1}, {"num_speculative_tokens": 1}),
         ({"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}, {}),
         (

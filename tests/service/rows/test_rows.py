@@ -59,7 +59,7 @@ def test_every_form_of_a_row(read):
 def test_a_row_may_set_every_sampling_parameter_and_the_templates_arguments(read):
     """Null sets nothing, as in a column of Parquet."""
     asked = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7, "max_new_tokens": 5}
-    asked |= {"stop": ["a"], "stop_token_ids": [1], "ignore_eos": True, "speculate": True}
+    asked |= {"stop": ["a"], "stop_token_ids": [1], "ignore_eos": True}
     asked |= {"num_speculative_tokens": 1, "logprobs": 2, "logprobs_mode": "processed_logprobs"}
     asked |= {"repetition_penalty": 1.1, "presence_penalty": 1.0, "frequency_penalty": 0.5, "min_tokens": 2}
     asked |= {"logit_bias": {"7": 1.5}, "bad_words": ["a", [1, 2]], "no_repeat_ngram_size": 3}
