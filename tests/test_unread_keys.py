@@ -56,6 +56,8 @@ def test_values_that_change_nothing_are_accepted():
         for each in (value, None):
             assert with_keys("llama-tied", **{key: each}).unread == ()
     assert with_keys("granite", residual_multiplier=0.5).residual_multiplier == 0.5
+    # Beside the layer_types that say the same, as some publish Gemma 3.
+    assert with_keys("gemma3", sliding_window_pattern=6).unread == ()
 
 
 @pytest.mark.parametrize("name", MODELS)

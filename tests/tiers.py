@@ -59,7 +59,7 @@ WHOLE = {
     "engine/test_choice.py": r"never_much.*\[(?!1-)",
     "engine/test_compiling.py": r"interrupted_program|interrupted_command.*first",
     "engine/test_meshes.py": r"two_devices|enter_under.*\[(?!explicit)|loaded_with.*\[(?!explicit)",
-    "engine/test_compiled_programs.py": r"the_last_layer|every_cache.*\[(near|ngram)",
+    "engine/test_compiled_programs.py": r"the_last_layer|every_cache.*\[(near|ngram|dspark)",
     "engine/test_distribution.py": r"\[(?!random eagle3)",
     "engine/test_exact_answers.py": r"^test_sampled_answers|chunks_and_being",
     "engine/test_drafter_state.py": r"\[(?!full)\w+(?<!-eagle3)\]$|\[(latent|compressed)",

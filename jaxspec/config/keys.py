@@ -367,7 +367,7 @@ UNCHANGED: Mapping[str, Any] = {
     **dict.fromkeys(("routed_scaling_factor", "router_scaling_factor", "attention_value_scale"), 1.0),
     **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "scale_depth", "dim_model_base")),
     **dict.fromkeys(("clip_qkv", "attention_chunk_size", "swiglu_limit", "swiglu_alpha", "rotary_dim")),
-    **dict.fromkeys(("rope_local_base_freq", "no_rope_layers", "sliding_window_pattern")),
+    **dict.fromkeys(("rope_local_base_freq", "no_rope_layers")),
     **dict.fromkeys(("attention_sink_bias", "attn_temperature_tuning", "use_qk_norm", "qk_layernorm"), False),
     **dict.fromkeys(("alibi", "parallel_attn", "use_parallel_residual", "use_sliding_window"), False),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), 0.0),
@@ -410,9 +410,9 @@ _WITHOUT_MEANING = frozenset(
         *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
         # What follows from other keys, or is read only beside others that are not there.
         *("qk_head_dim", "qk_rope_head_dim", "expand", "experts_per_token", "initial_context_length"),
-        *("_sliding_window_pattern", "sliding_window", "max_window_layers", "no_rope_layer_interval"),
+        *("sliding_window_pattern", "_sliding_window_pattern", "sliding_window", "max_window_layers"),
         *("rope_theta", "rope_scaling", "compress_rope_theta", "block_ffn_dim_multiplier"),
-        *("block_multiple_of",),
+        *("block_multiple_of", "no_rope_layer_interval"),
     }
 )
 """Keys that may stand in a `config.json` though nobody reads them."""

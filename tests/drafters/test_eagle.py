@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from golden_files import EAGLE1_TARGETS, EAGLE3_TARGETS, MTP_TARGETS, assert_close
+from golden_files import EAGLE1_TARGETS, EAGLE3_TARGETS, MTP_TARGETS, assert_close, golden_checkpoint
 from golden_heads import ROWS, GoldenHead
+from tiny_models import write_folder
 
 from jaxspec.sampling import SamplingMode
 
@@ -36,9 +37,27 @@ def step(drafter, target, context, state, i):
     return drafter.step(target, context, state, i)
 
 
-@pytest.fixture(scope="module", params=[*EAGLE3_TARGETS, *EAGLE1_TARGETS, *MTP_TARGETS])
-def case(request):
-    return GoldenHead(request.param, DRAFTS)
+FLAT = "eagle3-norm-output, flat"
+"""The golden of EAGLE-3.1 as others than speculators write such a head."""
+
+
+def write_flat(folder):
+    checkpoint = golden_checkpoint("eagle3-norm-output")
+    config = {**checkpoint.config, "architectures": ["LlamaForCausalLMEagle3"]}
+    config = {**config.pop("transformer_layer_config"), **config}
+    tensors = {
+        name.replace("layers.0.", "midlayer."): tensor.read() for name, tensor in checkpoint.tensors.items()
+    }
+    stated = {key: value for key, value in config.items() if not key.startswith("speculators_")}
+    return write_folder(folder, stated, tensors)
+
+
+@pytest.fixture(scope="module", params=[*EAGLE3_TARGETS, FLAT, *EAGLE1_TARGETS, *MTP_TARGETS])
+def case(request, tmp_path_factory):
+    if request.param != FLAT:
+        return GoldenHead(request.param, DRAFTS)
+    folder = write_flat(tmp_path_factory.mktemp("head") / "flat")
+    return GoldenHead("eagle3-norm-output", DRAFTS, source=str(folder))
 
 
 def test_features_are_the_hidden_states_that_the_head_was_made_for(case):

@@ -14,6 +14,7 @@ from full_size_run import assert_runs
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.kinds.dflash import DFlash, DFlashConfig
+from jaxspec.drafters.kinds.dspark import DSpark, DSparkConfig
 from jaxspec.drafters.kinds.eagle1 import Eagle1, Eagle1Config
 from jaxspec.drafters.kinds.eagle3 import Eagle3, Eagle3Config
 from jaxspec.drafters.kinds.peagle import PEagle, PEagleConfig
@@ -91,6 +92,24 @@ HEADS: dict[str, tuple] = {
         {**QWEN3_LAYERS, "num_hidden_layers": 5, "block_size": 16, "dflash_config": DFLASH_NESTED},
         (),
         15,
+        None,
+    ),
+    "DSpark on Qwen3-8B": (
+        "qwen3-8b",
+        DSpark,
+        DSparkConfig,
+        {
+            **QWEN3_LAYERS,
+            **DFLASH_NESTED,
+            "architectures": ["Qwen3DSparkModel"],
+            "num_hidden_layers": 5,
+            "block_size": 7,
+            "markov_rank": 256,
+            "markov_head_type": "rnn",
+            "confidence_head_with_markov": True,
+        },
+        ("embed_tokens.weight", "lm_head.weight", "confidence_head.proj.weight"),
+        7,
         None,
     ),
 }

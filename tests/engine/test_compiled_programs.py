@@ -21,7 +21,7 @@ SIZES = {"num_pages": 400, "steps_per_dispatch": 2}
 IN_PLACE = ("scatter", "dynamic-update-slice")
 
 
-@pytest.fixture(scope="module", params=["ngram", "eagle3", "near"])
+@pytest.fixture(scope="module", params=["ngram", "eagle3", "near", "dspark"])
 def engine(request, tiny_engines):
     return tiny_engines.load(request.param, **SIZES)
 

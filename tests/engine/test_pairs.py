@@ -183,7 +183,7 @@ def test_several_devices_sample_as_one(engines_of):
         engine = engines_of["full"].load(drafter, DRAFTERS[drafter], sampling_modes=modes_of("full", drafter))
         assert result["answers"] == answers(engine, "sampled"), name
         assert result["kernels"]["matmul"] == 2
-        assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS["near"] + 1) * VOCABULARY)
+        assert_only_meant(result["moves"], 2, BATCH * (DRAFTERS[drafter] + 1) * VOCABULARY)
     assert len({str(result["answers"]) for result in results.values()}) > 1
 
 
