@@ -134,7 +134,7 @@ def test_an_actor_dies_and_the_answers_are_those_of_one_engine(tmp_path):
 @pytest.mark.usefixtures("cluster")
 def test_what_fails_in_an_actor_is_what_is_said(monkeypatch):
     """When it is loaded, and later; and not what Ray writes after it."""
-    run = ReplicaRun(refuse, ON_RAY, [], SAMPLED)
+    run = ReplicaRun(refuse, ON_RAY[:1], [], SAMPLED)
     with closing(run), pytest.raises(ReplicaError, match=r"^no such model$"):
         run.start()
     monkeypatch.setattr(replicas, "MAX_DEATHS", 1)
@@ -182,17 +182,25 @@ BODY = {"model": "m", "messages": SAID, "max_completion_tokens": 4}
 OF_OPENAI = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": BODY}
 TEMPLATE = ["--chat-template-kwargs", '{"tone": "dry"}', "--continue-final-message"]
 OPTIONS = {
-    "prompt-key and keep-columns": (["--prompt-key", "q", "--keep-columns"], [{"q": "w6", "label": 1}]),
-    "n": (["--n", "2"], [{"prompt": "w6"}, {"turns": ["w6", "w7"]}]),
-    "template": (TEMPLATE, [{"messages": [*SAID, {"role": "assistant", "content": "w8"}]}]),
-    "special-tokens-as-text": (["--special-tokens-as-text"], [{"prompt": "w6"}]),
-    "lines of OpenAI": ([], [OF_OPENAI, {**OF_OPENAI, "custom_id": "b", "url": "/v1/else"}]),
-    "rows that say how": (
-        [],
-        [{"prompt": "w6", "n": 2, "logprobs": 1, "seed": 7}, {"prompt": "w6", "top_k": 3}],
+    "of rows": (
+        ["--n", "2", "--special-tokens-as-text", "--limit", "9", *TEMPLATE],
+        [
+            {"prompt": "w6"},
+            {"turns": ["w6", "w7"]},
+            {"messages": [*SAID, {"role": "assistant", "content": "w8"}], "n": 1},
+            {"prompt": "w6", "n": 3, "logprobs": 1, "seed": 7, "special_tokens_as_text": False},
+            OF_OPENAI,
+            {**OF_OPENAI, "custom_id": "b", "url": "/v1/else"},
+            {"prompt": "fail"},
+            {"prompt": "w6", "turns": ["w6"]},
+            {"prompt": "w6"},
+            {"prompt": "behind the limit"},
+        ],
     ),
-    "rows without an answer": ([], [{"prompt": "fail"}, {"prompt": "w6", "turns": ["w6"]}, {"prompt": "w6"}]),
-    "limit": (["--limit", "1"], [{"prompt": "w6"}, {"prompt": "w7"}]),
+    "of columns": (
+        ["--prompt-key", "q", "--keep-columns"],
+        [{"q": "w6", "label": 1}, {"q": SAID, "label": 2}],
+    ),
 }
 
 
