@@ -18,7 +18,7 @@ _Self = TypeVar("_Self")
 
 
 class PackedArray:
-    """Stands for an array: it is read whole, or expanded. A subclass has `shape`, `dtype` and `dense`."""
+    """Stands for an array: it is read whole, or dequantized. A subclass has `shape`, `dtype` and `dense`."""
 
     @property
     def ndim(self: _Packed) -> int:

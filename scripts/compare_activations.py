@@ -107,7 +107,7 @@ def measure(
 
 
 def measure_fp8(checkpoint: Checkpoint, sets: dict[str, list[_Text]], *, rounds: bool) -> dict[str, float]:
-    """`measure` with all weights expanded; if `rounds`, inputs are rounded to FP8 where a GPU rounds them.
+    """`measure` with all weights dequantized; if `rounds`, inputs are rounded to FP8 where a GPU rounds them.
 
     Raises:
       CheckpointError: no matrix is in FP8.

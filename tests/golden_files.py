@@ -119,7 +119,7 @@ def assert_close(actual: Any, expected: np.ndarray, *, relative: float = 1e-4) -
 
 
 QUANTIZED = tuple(sorted(path.name for path in (FOLDER / "quantized").iterdir()))
-"""Llama targets in quantised formats."""
+"""Llama targets in quantized formats."""
 
 
 def quantized_folder(case: str) -> Path:
@@ -133,7 +133,7 @@ def quantized_copy(
     tensors: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A quantised target with some tensors and settings changed; None removes a tensor."""
+    """A quantized target with some tensors and settings changed; None removes a tensor."""
     folder = tmp_path / "model"
     shutil.copytree(quantized_folder(case), folder, dirs_exist_ok=True)
     arrays = {name: tensor.read() for name, tensor in open_safetensors(quantized_folder(case)).items()}

@@ -102,7 +102,7 @@ WHOLE = {
     # Several devices, each time in a process of their own.
     "engine/test_several_devices.py": "",
     "engine/test_weights.py": (
-        r"^test_several_devices|twenty_updates|is_forgotten|while_weights_change|a_copy_of_the_targets|^test_a_mtp_layer|if_they_were_expanded"
+        r"^test_several_devices|twenty_updates|is_forgotten|while_weights_change|a_copy_of_the_targets|^test_a_mtp_layer|if_they_were_dequantized"
         r"|^test_names_are|in_flight_do_not"
     ),
     "models/test_model_loading.py": r"^test_heads_copied",

@@ -39,10 +39,10 @@ class EngineConfig:
       exact: give every token the same logits, to the last bit, whatever the number of drafts, the batch, the
         chunks of its prompt and the other requests. True asks for it on a GPU in 16 bits, and where a CPU
         rounds activations to 8 bits, which always does so. None takes False on a GPU.
-      packed: keep weights in their checkpoint's quantised format where a kernel reads it. False expands them,
-        so that they can be updated (`Engine.update_weights`); weights from memory are never packed. None
-        expands FP8, INT4 and GGUFs on a GPU, where True makes steps faster and the reading of long prompts
-        slower.
+      packed: keep weights in their checkpoint's quantized format where a kernel reads it. False dequantizes
+        them, so that they can be updated (`Engine.update_weights`); weights from memory are never packed.
+        None dequantizes FP8, INT4 and GGUFs on a GPU, where True makes steps faster and the prefill of long
+        prompts slower.
       output_dtype: "float8_e4m3fn" or "int4" rounds the target's output rows when they are loaded, as
         `jaxspec convert --quantize` rounds matrices of layers, and keeps them packed on a GPU. A step reads
         fewer bytes, and the target's answers are those of the rounded rows. None leaves them as they are.

@@ -1,7 +1,7 @@
 """Describes a drafter's checkpoint: its kind, the target it fits, the layers it reads, loading's assumptions.
 
 It uses the config readers and the plan of loading itself. Of the weights, it reads only the map of a draft
-vocabulary, and quantised ones if it is asked how devices would split them.
+vocabulary, and quantized ones if it is asked how devices would split them.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Report(Description):
       name: the checkpoint's name.
       method: the kind of drafter, with an article.
       producer: the producer of its format.
-      weights: the formats of its weights, if some are quantised.
+      weights: the formats of its weights, if some are quantized.
       split: how devices would split the weights of a whole model, if that was asked; see `ModulePlan.split`.
       problem: why it cannot be loaded, for the given target if there is one; None if it can.
     """
@@ -49,7 +49,7 @@ def inspect(drafter: SourceConfig, target: SourceConfig | None = None, devices: 
       drafter: where its checkpoint is.
       target: where the target's is; from the Hub, only its `config.json` is downloaded.
       devices: with more than one, also says how they would split the weights of `drafter`, a whole model in
-        bfloat16. Quantised weights are read for it.
+        bfloat16. Quantized weights are read for it.
 
     Raises:
       CheckpointError: a checkpoint cannot be opened, or `drafter` is not a drafter of a known kind.

@@ -49,7 +49,7 @@ class Checkpoint:
         with a tensor `rope_freqs.weight` (the llama3 factors, [D/2] divisors of the inverse frequencies),
         `config["rope_scaling"]` is `{"rope_type": "factors", "factors": [...]}`.
       tensors: tensors in Hugging Face layout by their Hugging Face names
-        ("model.layers.0.self_attn.q_proj.weight"). Unquantised formats are read as stored, quantised GGUF
+        ("model.layers.0.self_attn.q_proj.weight"). Unquantized formats are read as stored, quantized GGUF
         blocks as float32.
       tokenizer: None if the source has none, as heads do.
       eos_token_ids: all tokens that end an answer, in the order of the generation config.

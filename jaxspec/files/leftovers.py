@@ -1,4 +1,4 @@
-"""Tensors of a quantised checkpoint that say nothing about its weights, which other loaders pass over too.
+"""Tensors of a quantized checkpoint that say nothing about its weights, which other loaders pass over too.
 
 Sources: vLLM 0.33, `models/utils.py` (`AutoWeightsLoader`), `layers/quantization/base_config.py` and
 `model_loader/weight_utils.py`; transformers 5.23, `quantizers`.
@@ -83,7 +83,7 @@ def without_leftovers(tensors: Mapping[str, TensorSource], name: str) -> dict[st
     """The tensors without those about activations and caches, and without the scales of dense matrices.
 
     Args:
-      tensors: all tensors of a quantised checkpoint, by name.
+      tensors: all tensors of a quantized checkpoint, by name.
       name: the checkpoint, for messages.
     """
     kept = {key: tensor for key, tensor in tensors.items() if not _OF_ACTIVATIONS.search(key)}

@@ -65,7 +65,7 @@ class StrictTensors:
         self._open = {n for n in self._open if not any(fnmatchcase(n, p) for p in patterns)}
 
     def finish(self) -> None:
-        """Checks that no tensor is left but biases of zeros, as quantisers write them; only these are read.
+        """Checks that no tensor is left but biases of zeros, as quantizers write them; only these are read.
 
         Raises:
           CheckpointError: a tensor was neither taken nor ignored.

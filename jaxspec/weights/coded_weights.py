@@ -77,7 +77,7 @@ def coded_weight(
             return None
         kinds, tensors, columns = {"INT8"}, found, {found[0].block[1]}
     values = np.concatenate([codes.values.view(np.uint8) for codes in tensors])
-    # Loading reports codes and scales that stand for no number when it expands them.
+    # Loading reports codes and scales that stand for no number when it dequantizes them.
     if len(columns) > 1 or (kinds == {"FP8"} and ((values & 127) == 127).any()):
         return None
     order = row_order(source, [len(codes.values) for codes in tensors])

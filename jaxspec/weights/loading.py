@@ -77,7 +77,7 @@ class ModulePlan(Generic[Module]):
         """Reads the weights, and puts every device's part on the device.
 
         The host holds at most the parts of two parameters at a time, plus tensors of formats that must be
-        expanded, or two that are being packed.
+        dequantized, or two that are being packed.
 
         Args:
           mesh: the devices that the module is split over; one device by default.
@@ -103,10 +103,10 @@ class ModulePlan(Generic[Module]):
                 is_put = list(pool.map(own_settings(mesh.devices.flat[0])(put), self.parameters))
             if cut:
                 reason = f"{mesh.size} devices would cut their blocks"
-                warnings.warn(f"{self.name}: expanded, because {reason}: {_shown(cut)}", stacklevel=2)
+                warnings.warn(f"{self.name}: dequantized, because {reason}: {_shown(cut)}", stacklevel=2)
             if codes and (unread := list(self._unread(is_put, cut))):
                 reason = "no kernel reads them as they are stored"
-                warnings.warn(f"{self.name}: expanded, because {reason}: {_shown(unread)}", stacklevel=2)
+                warnings.warn(f"{self.name}: dequantized, because {reason}: {_shown(unread)}", stacklevel=2)
             dense = [parameter for parameter, is_done in zip(dense, is_put, strict=True) if not is_done]
         before: Any = None
         for variable, stored in dense:
@@ -129,8 +129,8 @@ class ModulePlan(Generic[Module]):
     def split(self, devices: int) -> dict[str, str]:
         """Which parameters devices would split, by the logical axis that is cut, and which are whole.
 
-        A parameter goes by the name of its first tensor. Quantised ones are read as `read` reads them for a
-        GPU; those that would be expanded, because devices would cut their blocks, have an entry of their own.
+        A parameter goes by the name of its first tensor. Quantized ones are read as `read` reads them for a
+        GPU; those dequantized because devices would cut their blocks have an entry of their own.
         """
         mesh = AbstractMesh((devices,), (MESH_AXIS,))
         found: dict[str, list[str]] = {}
@@ -142,7 +142,7 @@ class ModulePlan(Generic[Module]):
             where = "whole" if by is None else f"cut by {by}"
             weight = stored_weight(source, array.shape, array.dtype, stored, codes=True)
             if weight is not None and packed_sharding(weight, mesh, axes) is None:
-                where += ", expanded because its blocks would be cut"
+                where += ", dequantized because its blocks would be cut"
             found.setdefault(where, []).append(source.tensors[0][0])
         return {where: _shown(names) for where, names in sorted(found.items())}
 

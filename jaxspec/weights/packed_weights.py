@@ -1,4 +1,4 @@
-"""Packed weights: kept in their checkpoint's quantised format, so that a step reads fewer bytes."""
+"""Packed weights: kept in their checkpoint's quantized format, so that a step reads fewer bytes."""
 
 import math
 from collections.abc import Sequence

@@ -42,7 +42,7 @@ def widening_code(kind: ir.Type, lanes: int, count: int) -> Any:
 
 
 def decoding_code(lanes: int, dim: int, count: int) -> Any:
-    """A Numba intrinsic that expands `count` rows of a `CodedCache` to float32.
+    """A Numba intrinsic that dequantizes `count` rows of a `CodedCache` to float32.
 
     Its arguments are the addresses of the codes [count, dim], of the exponents [count], and of the result. It
     returns the latter.

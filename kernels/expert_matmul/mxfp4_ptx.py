@@ -1,4 +1,4 @@
-"""PTX that expands MXFP4 in registers."""
+"""PTX that dequantizes MXFP4 in registers."""
 
 EXPAND = """{
 .reg .b32 a, s;

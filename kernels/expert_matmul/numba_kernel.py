@@ -50,11 +50,11 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
     is_rounded = rounding is not None
     path, row_block = rounding or ("float32", 0)
     block, places, experts = form.block, form.places, 1 + form.arrays
-    quantise: Any = None
+    quantize: Any = None
     size_of_code = 0
     if is_rounded:
         multiply = partial(numba_int8.multiply_code, form, path, row_block)
-        quantise, size_of_code = numba_int8.quantise_code(form, path, row_block), code_bytes(form, path)
+        quantize, size_of_code = numba_int8.quantize_code(form, path, row_block), code_bytes(form, path)
     else:
         multiply = partial(numba_packed.multiply_code, form)
     # Each multiplies so many rows together.
@@ -87,7 +87,7 @@ def _target(form: Form, rounding: tuple[str, int] | None) -> str:
             rounded = allocate_rounded(rows, width, size_of_code, row_block, block)
             for i in range(rows):
                 of_row = rounded_from(rounded, i, width, size_of_code, row_block, block)
-                quantise(call.address(x_) + 4 * order[i] * width, width // block, of_row)
+                quantize(call.address(x_) + 4 * order[i] * width, width // block, of_row)
         else:
             x, sorted_at = call.floats(x_), call.allocate(4 * rows * width)
             by_expert = call.floats_at(sorted_at)

@@ -1,4 +1,4 @@
-"""Experts that stay in their checkpoint's quantised format, for products on a CPU."""
+"""Experts that stay in their checkpoint's quantized format, for products on a CPU."""
 
 import math
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ def expert_matmul(
     Args:
       x: [A / n, M]: n consecutive entries of `experts` are those of one row.
       experts: i32[A], each in 0..E-1.
-      weights: [E, M, out axes]; packed ones are expanded, and x is rounded if the `activations` of
+      weights: [E, M, out axes]; packed ones are dequantized, and x is rounded if the `activations` of
         `PackedExperts` say so.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The kernel of `expert_matmul` for experts in codes (`engine.packed`), expanded as in `packed_matmul`."""
+"""The kernel of `expert_matmul` for experts in codes (`engine.packed`), dequantized as in `packed_matmul`."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
-"""The kernel of `expert_matmul` for experts in MXFP4, which it expands in registers.
+"""The kernel of `expert_matmul` for experts in MXFP4, which it dequantizes in registers.
 
 The product is transposed, with the weights first: tensor cores can read their first operand from registers,
-so the expanded weights never go through shared memory.
+so the dequantized weights never go through shared memory.
 """
 
 import triton
@@ -55,7 +55,7 @@ def mxfp4_expert_matmul(
                 mask=(block < words // 8)[:, None] & (column < columns)[None, :],
                 other=0,
             )
-            w0, w1, w2, w3 = _expand(packed, tl.trans(exponent))
+            w0, w1, w2, w3 = _dequantize(packed, tl.trans(exponent))
             part = inputs + word[:, None]
             mask = taken[None, :] & (word < words)[:, None]
             sums = tl.dot(w0, tl.load(part, mask=mask, other=0.0), sums)
@@ -67,7 +67,7 @@ def mxfp4_expert_matmul(
 
 
 @triton.jit
-def _expand(packed, exponent):
+def _dequantize(packed, exponent):
     """The weights of the words' codes 0 to 3, four arrays bf16[outputs, words]."""
     factor = ((exponent.to(tl.int16) + _FACTOR_BIAS) << 7).to(tl.bfloat16, bitcast=True)
     shared = tl.broadcast_to(factor[:, :, None], (factor.shape[0], factor.shape[1], 8))

@@ -39,7 +39,7 @@ def fp8_matmul(
     if has_output_scales(kernel):
         y = multiply_by_outputs(values, factors, kernel, dtype)
     else:
-        assert terms == 1, "a block's sums are scaled apart, which takes longer than expanding the weight"
+        assert terms == 1, "a block's sums are scaled apart, which takes longer than dequantizing the weight"
         y = multiply_by_blocks(values[0], factors, kernel, dtype)
     return y.reshape(*x.shape[:-1], *kernel.out_axes)
 

@@ -114,7 +114,7 @@ def rounded_from(rounded, row, width, code_bytes, row_block, block):
 @call.once
 def _target(form: Form, path: str, row_block: int, group: int) -> str:
     """Compiles and registers the kernel for a storage format and groups of `group` rows; returns its name."""
-    quantise = quantise_code(form, path, row_block)
+    quantize = quantize_code(form, path, row_block)
     multiply, places = multiply_code(form, path, row_block, group), form.places
     block, size_of_code = form.block, code_bytes(form, path)
 
@@ -125,7 +125,7 @@ def _target(form: Form, path: str, row_block: int, group: int) -> str:
         y = call.floats(y_)
         # Every thread rounds all rows itself, which takes less than a hundredth of the time of the products.
         rounded = allocate_rounded(rows, width, size_of_code, row_block, block)
-        quantise(call.address(x_), rows * (width // block), rounded)
+        quantize(call.address(x_), rows * (width // block), rounded)
         sums_at = call.allocate(4 * group * TILE)
         sums = call.floats_at(sums_at)
         for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
@@ -170,30 +170,30 @@ def _zero(form: Form) -> int:
     return {"int8": 128, "int6": ZERO, "mxfp4": _MXFP4_ZERO}.get(form.values, 0)
 
 
-def quantise_code(form: Form, path: str, row_block: int) -> Any:
+def quantize_code(form: Form, path: str, row_block: int) -> Any:
     """A Numba intrinsic that rounds rows in blocks of `row_block` inputs.
 
     Its arguments are the address of x f32, the number of its pieces, and the `Rounded` to be written.
     """
 
     @intrinsic
-    def quantise(typing_context, x, pieces, rounded):
+    def quantize(typing_context, x, pieces, rounded):
         def generate(context, builder, signature, arguments):
             x, pieces, rounded = arguments
             written, code = Rounded(*unpack_tuple(builder, rounded)), VectorCode(builder, row_block)
             with for_range(builder, pieces) as loop:
-                _quantise_piece(code, form, code_bytes(form, path), x, loop.index, written)
+                _quantize_piece(code, form, code_bytes(form, path), x, loop.index, written)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, rounded), generate
 
-    return quantise
+    return quantize
 
 
 _SMALLEST = 2.0**-100
 
 
-def _quantise_piece(code: VectorCode, form: Form, size: int, x: Any, piece: Any, written: Rounded) -> None:
+def _quantize_piece(code: VectorCode, form: Form, size: int, x: Any, piece: Any, written: Rounded) -> None:
     """Rounds the blocks of a row that share a scale of the weight, to integers of `size` bytes.
 
     A block has as many inputs as a vector has lanes.

@@ -33,7 +33,7 @@ def matmul(
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     if not (
         rows > 0
-        # XLA would expand a packed weight in every call, which for 64 rows takes three times as long.
+        # XLA would dequantize a packed weight in every call, which for 64 rows takes three times as long.
         and (isinstance(kernel, PackedWeight) or (rows <= MAX_ROWS and kernel.size * 4 >= MIN_WEIGHT_BYTES))
         and x.dtype == kernel.dtype == jnp.float32
         and out_dtype in (None, jnp.float32)

@@ -14,7 +14,7 @@ def matmul(
 
     Args:
       x: [..., M].
-      kernel: [M, out axes]. A packed one is expanded to float32; if its `activations` are "int8", x is
+      kernel: [M, out axes]. A packed one is dequantized to float32; if its `activations` are "int8", x is
         rounded first.
       out_dtype: the dtype of the result; that of x by default.
 

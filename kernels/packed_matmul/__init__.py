@@ -3,7 +3,7 @@
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_matmul.coded_experts import CodedExperts, stack_codes
 from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight, block_words, pack_codes, tile_outputs
-from jaxspec_kernels.packed_matmul.expand_reference import expand_codes as expand_reference
+from jaxspec_kernels.packed_matmul.dequantize_reference import dequantize_codes as dequantize_reference
 from jaxspec_kernels.packed_matmul.hopper_tiles import HOPPER_ROWS, is_for_hopper
 from jaxspec_kernels.packed_matmul.reference import gate
 from jaxspec_kernels.packed_matmul.reference import gated_packed_matmul as gated_reference
@@ -11,14 +11,14 @@ from jaxspec_kernels.packed_matmul.reference import packed_matmul as reference
 
 packed_matmul = Op("packed_matmul", xla=reference, triton="packed_matmul.triton_kernel")
 gated_packed_matmul = Op("gated_packed_matmul", xla=gated_reference, triton="packed_matmul.triton_kernel")
-expand_codes = Op("expand_codes", xla=expand_reference, triton="packed_matmul.triton_expand")
+dequantize_codes = Op("dequantize_codes", xla=dequantize_reference, triton="packed_matmul.triton_dequantize")
 
 __all__ = [
     "HOPPER_ROWS",
     "CodedExperts",
     "CodedWeight",
     "block_words",
-    "expand_codes",
+    "dequantize_codes",
     "gate",
     "gated_packed_matmul",
     "is_for_hopper",

@@ -11,7 +11,7 @@ from jaxspec_kernels.op import is_exact
 from jaxspec_kernels.packed_matmul import (
     HOPPER_ROWS,
     CodedWeight,
-    expand_codes,
+    dequantize_codes,
     gate,
     gated_packed_matmul,
     is_for_hopper,
@@ -19,16 +19,16 @@ from jaxspec_kernels.packed_matmul import (
 )
 
 FEW_ROWS = 256
-"""Up to so many rows are multiplied with the codes; more with the expanded weight.
+"""Up to so many rows are multiplied with the codes; more with the dequantized weight.
 
-`packed_matmul` expands a weight again for every tile of rows. Without its kernel for many rows on the Hopper
-generation, 512 rows on an H100 took longer than expanding the weight once and multiplying it by cuBLAS, for
-all four products of Llama-3-8B but one.
+`packed_matmul` dequantizes a weight again for every tile of rows. Without its kernel for many rows on the
+Hopper generation, 512 rows on an H100 took longer than dequantizing the weight once and multiplying it by
+cuBLAS, for all four products of Llama-3-8B but one.
 """
 FEW_FP8_ROWS = 32
 """The same for weights that `fp8_matmul` multiplies: tensor cores have time for so few rows in bfloat16."""
 SPLIT_ROWS = 1024
-"""Up to so many rows are split in two for `fp8_matmul`, which takes less time than expanding the weight."""
+"""Up to so many rows are split in two for `fp8_matmul`, which is faster than dequantizing the weight."""
 
 
 def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | None = None) -> jax.Array:
@@ -37,7 +37,7 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     Few rows are multiplied with the codes. More are multiplied in FP8 where the weight and the GPU allow it:
     rounded if the kernel's `activations` say so, otherwise split in two numbers. Elsewhere the weight is that
     of a bfloat16 network without codes, whose values are rounded to bfloat16; on the Hopper generation
-    `packed_matmul` expands it, for all but the longest prompts. Inside `exact`, all numbers of rows are
+    `packed_matmul` dequantizes it, for all but the longest prompts. Inside `exact`, all numbers of rows are
     multiplied with the codes, so that a row has the same bits.
     """
     if _reads_codes(x, kernel):
@@ -45,7 +45,7 @@ def coded_product(x: jax.Array, kernel: CodedWeight, *, out_dtype: DTypeLike | N
     is_rounded = _rounds(kernel)
     if is_rounded or (_splits(kernel) and math.prod(x.shape[:-1]) <= SPLIT_ROWS):
         return fp8_matmul(x, kernel, terms=1 if is_rounded else 2, out_dtype=out_dtype)
-    return matmul(x, expand_codes(x, kernel), out_dtype=out_dtype)
+    return matmul(x, dequantize_codes(x, kernel), out_dtype=out_dtype)
 
 
 def gated_coded_product(x: jax.Array, gate_up: CodedWeight) -> jax.Array:

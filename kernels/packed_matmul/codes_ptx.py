@@ -1,4 +1,4 @@
-"""PTX that expands codes of four or eight bits in registers to bfloat16, exactly."""
+"""PTX that dequantizes codes of four or eight bits in registers to bfloat16, exactly."""
 
 
 def _fp8(code: int, words: str, result: str) -> list[str]:
@@ -59,9 +59,9 @@ def one_code(per_word: int, code: int, *, is_int8: bool, is_scaled: bool) -> str
     multiplied by a scale, which is $3 + $4, and rounded: the rounding of $4's product hardly ever matters.
     """
     of_eight_bits = _int8 if is_int8 else _fp8
-    expand = _int4(code, "$1", "a", "$2") if per_word == 4 else of_eight_bits(code, "$1", "a")
+    dequantize = _int4(code, "$1", "a", "$2") if per_word == 4 else of_eight_bits(code, "$1", "a")
     scale = ["mul.rn.bf16x2 b, a, $4;", "fma.rn.bf16x2 $0, a, $3, b;"]
-    return _block(expand, scale if is_scaled else ["mov.b32 $0, a;"])
+    return _block(dequantize, scale if is_scaled else ["mov.b32 $0, a;"])
 
 
 FP8 = _block(_fp8(0, "$2", "$0"), _fp8(1, "$2", "$1"))

@@ -111,9 +111,9 @@ class Kind:
 
     @property
     def ptx(self) -> tuple[str, ...]:
-        """What expands each code of a word."""
-        expand = partial(one_code, self.per_word, is_int8=self.is_int8, is_scaled=self.scales_weights)
-        return tuple(expand(code) for code in range(self.per_word))
+        """What dequantizes each code of a word."""
+        dequantize = partial(one_code, self.per_word, is_int8=self.is_int8, is_scaled=self.scales_weights)
+        return tuple(dequantize(code) for code in range(self.per_word))
 
 
 @builtin
@@ -303,7 +303,7 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
     """Computes 64 outputs of tiles.
 
     Warps wait while tensor cores read their registers. So the groups take turns: while one multiplies, the
-    other expands codes, and scales what it multiplies next or the sums.
+    other dequantizes codes, and scales what it multiplies next or the sums.
     """
     boxes, words_full, words_empty = word_ring
     inputs, inputs_full, inputs_empty = input_ring
@@ -352,7 +352,7 @@ def _multiply(word_ring, input_ring, turns, scale, results, group: gl.constexpr,
                     next_of_codes = gl.load(of_codes + at)
                 weights = ()
                 for j in gl.static_range(chain):
-                    weights += (_expand(packed, offset, high, low, i * chain + j, kind),)  # type: ignore[assignment]
+                    weights += (_dequantize(packed, offset, high, low, i * chain + j, kind),)  # type: ignore[assignment]
                 mbarrier.wait(inputs_full.index(input_stage), input_phase)
                 mbarrier.wait(turns.index(group), turn)
                 turn ^= 1
@@ -439,7 +439,7 @@ def _ptx(code, kind):
 
 
 @gluon.jit
-def _expand(packed, offset, high, low, code: gl.constexpr, kind: gl.constexpr):
+def _dequantize(packed, offset, high, low, code: gl.constexpr, kind: gl.constexpr):
     """A code of each word as bfloat16, in the layout of `packed`."""
     return gl.inline_asm_elementwise(
         _ptx(code, kind),

@@ -4,7 +4,7 @@ from jaxspec_kernels.op import device, why_not
 from jaxspec_kernels.packed_matmul.coded_weight import BLOCK_WORDS, TILE, CodedWeight
 
 HOPPER_ROWS = 2048
-"""Up to so many rows take no longer with the codes than with the expanded weight, on an H200."""
+"""Up to so many rows take no longer with the codes than with the dequantized weight, on an H200."""
 BLOCK_ROWS = 128
 MANY_ROWS = 256
 """Rows of a tile where these are many. Registers then have room for one tile of sums instead of two."""

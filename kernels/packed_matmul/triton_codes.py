@@ -1,7 +1,7 @@
-"""The kernel of `packed_matmul` (`engine.packed`): codes are expanded in registers, scales multiply sums.
+"""The kernel of `packed_matmul` (`engine.packed`): codes are dequantized in registers, scales multiply sums.
 
 The product is transposed, with the weights first: tensor cores can read their first operand from registers,
-so expanded weights never go through shared memory.
+so dequantized weights never go through shared memory.
 """
 
 import triton
@@ -262,7 +262,7 @@ def _factor(scale, has_zero: tl.constexpr):
 
 @triton.jit
 def _operand(scale, like, has_zero: tl.constexpr, is_ahead: tl.constexpr):
-    """What expanding words takes of the scales of all outputs, in the words' shape.
+    """What dequantizing words takes of the scales of all outputs, in the words' shape.
 
     With zero points, that is -128 less these in bfloat16. Otherwise it is not used, and only tells the
     compiler to load scales ahead.

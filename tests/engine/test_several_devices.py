@@ -66,7 +66,7 @@ def test_constrained_answers_are_those_of_one_device():
 
 STORED = {"safetensors": 0, "gguf": 2}
 """What the tensors of a parameter hold on the host, in sizes of it in bfloat16: a safetensors file is mapped,
-the tensors of a GGUF are expanded to float32. (Python does not see what orbax holds.)"""
+the tensors of a GGUF are dequantized to float32. (Python does not see what orbax holds.)"""
 
 
 @pytest.fixture(scope="module")

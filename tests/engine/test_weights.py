@@ -483,7 +483,7 @@ def test_a_mtp_layer_comes_with_the_target(prompts, tmp_path):
         assert answers(engine, prompts) == expected
 
 
-def test_packed_weights_are_updated_if_they_were_expanded(tmp_path, monkeypatch, prompts):
+def test_packed_weights_are_updated_if_they_were_dequantized(tmp_path, monkeypatch, prompts):
     monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 0)
     path = write_packed_gguf(tmp_path / "packed.gguf")
     options = {"drafter": "none", "progress": False, **SIZES}

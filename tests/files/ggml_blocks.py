@@ -1,4 +1,4 @@
-"""Random quantised blocks, and their values by ggml's formulas, one scalar at a time.
+"""Random quantized blocks, and their values by ggml's formulas, one scalar at a time.
 
 Layouts: ggml's `block_q8_0`, `block_q4_0`, … in ggml-common.h. All scales are finite float16.
 """

@@ -84,7 +84,7 @@ def test_weights_in_a_format_that_is_not_read_are_refused_by_its_name(tmp_path, 
     quantization = {"quantization_config": {"quant_method": method, "bits": 4}}
     changed = {"text_config": quantization} if nested else quantization
     write_json(write_folder(tmp_path) / "config.json", {**CONFIG, **changed})
-    message = f"weights quantised by {method!r} (quant_method) are not supported; supported: mxfp4, fp8, "
+    message = f"weights quantized by {method!r} (quant_method) are not supported; supported: mxfp4, fp8, "
     with pytest.raises(CheckpointError, match=re.escape(message)):
         open_checkpoint(tmp_path)
 
@@ -99,7 +99,7 @@ def test_weights_in_a_format_that_is_not_read_are_refused_by_its_name(tmp_path, 
 )
 def test_packed_weights_that_the_config_does_not_mention_are_refused_by_name(tmp_path, name, method):
     save_file({name: np.zeros((2, 2), np.int32)}, write_folder(tmp_path) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"{name}' was quantised by {method}"):
+    with pytest.raises(CheckpointError, match=f"{name}' was quantized by {method}"):
         open_checkpoint(tmp_path)
 
 

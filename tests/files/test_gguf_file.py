@@ -61,7 +61,7 @@ def test_rope_scaling_metadata(tmp_path):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_quantised_values_follow_the_formulas(tmp_path, kind):
+def test_quantized_values_follow_the_formulas(tmp_path, kind):
     blocks = 1 if kind.endswith("K") else 8
     packed = random_blocks(kind, rows=5, blocks=blocks)
     tensors = {"token_embd.weight": np.zeros((300, 256), np.float32), "blk.0.attn_v.weight": (packed, kind)}
@@ -94,7 +94,7 @@ def test_every_format_that_the_package_reads_is_read(tmp_path, kind):
     np.testing.assert_array_equal(tensor.read(), gguf.quants.dequantize(packed, quantization))
 
 
-def test_quantised_query_rows_are_put_back(tmp_path):
+def test_quantized_query_rows_are_put_back(tmp_path):
     packed = random_blocks("Q8_0", rows=256, blocks=8)
     stored = packed.reshape(4, 2, 32, -1).swapaxes(1, 2).reshape(256, -1)
     tensors = {"token_embd.weight": np.zeros((300, 256), np.float32), "blk.0.attn_q.weight": (stored, "Q8_0")}

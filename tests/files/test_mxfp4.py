@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.files import CheckpointError
-from jaxspec.files.quantized.mxfp4 import dequantize_mxfp4, expand_mxfp4
+from jaxspec.files.quantized.mxfp4 import dequantize_mxfp4, mxfp4_tensors
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def test_values_follow_the_definition():
 
 def test_a_pair_is_one_tensor_with_its_input_first():
     blocks, scales = random_pair(np.random.default_rng(1))
-    tensors = expand_mxfp4(
+    tensors = mxfp4_tensors(
         {"w_blocks": Stored(blocks), "w_scales": Stored(scales), "b": Stored(np.ones(3))}, "model"
     )
     assert set(tensors) == {"w", "b"}
@@ -73,13 +73,13 @@ def test_pairs_that_do_not_belong_together_are_refused(change, message):
     blocks, scales = random_pair(np.random.default_rng(2))
     arrays = {"w_blocks": blocks, "w_scales": scales, **change}
     with pytest.raises(CheckpointError, match=message) as error:
-        expand_mxfp4({name: Stored(a) for name, a in arrays.items() if a is not None}, "model")
+        mxfp4_tensors({name: Stored(a) for name, a in arrays.items() if a is not None}, "model")
     assert "\n" not in str(error.value)
 
 
 def test_what_is_read_packed_is_what_is_stored_input_first():
     blocks, scales = random_pair(np.random.default_rng(3))
-    tensor = expand_mxfp4({"w_blocks": Stored(blocks), "w_scales": Stored(scales)}, "model")["w"]
+    tensor = mxfp4_tensors({"w_blocks": Stored(blocks), "w_scales": Stored(scales)}, "model")["w"]
     values, exponents = tensor.read_packed()
     np.testing.assert_array_equal(exponents, scales.swapaxes(1, 2))
     for expert, i, out in np.ndindex(values.shape):

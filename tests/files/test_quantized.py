@@ -1,4 +1,4 @@
-"""Quantised checkpoints against the libraries that define them, and tensors that do not belong together."""
+"""Quantized checkpoints against the libraries that define them, and tensors that do not belong together."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tiny_models import write_target
 
 from jaxspec.commands.inspect import main as inspect
 from jaxspec.files import CheckpointError, open_checkpoint
-from jaxspec.files.quantized.quantization import expand_quantized
+from jaxspec.files.quantized.quantization import dequantized_tensors
 from jaxspec.files.safetensors.tensors import open_safetensors
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -33,7 +33,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
-def test_weights_are_those_that_the_formats_library_expands(case):
+def test_weights_are_those_that_the_formats_library_dequantizes(case):
     tensors = open_checkpoint(quantized_folder(case)).tensors
     expected = load_file(FOLDER / "quantized" / case / "expected.safetensors")
     assert len(expected) == 3
@@ -224,7 +224,7 @@ def test_settings_of_other_values_are_read_or_refused(case, data):
     broken = data.draw(changed(settings, keys))
 
     def use():
-        tensors = expand_quantized(open_safetensors(folder), {"quantization_config": broken}, folder)
+        tensors = dequantized_tensors(open_safetensors(folder), {"quantization_config": broken}, folder)
         for tensor in tensors.values():
             assert tensor.read().shape == tensor.shape
 

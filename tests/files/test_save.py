@@ -194,17 +194,17 @@ def test_parameters_of_llama3_are_found_from_factors(head_dim, theta, factor, lo
     assert llama3_parameters([1.0, 5.0, 2.0, 3.0] * (head_dim // 8), theta) is None
 
 
-def test_expanded_weights_are_not_called_quantised(tmp_path):
-    quantised = golden_checkpoint("gpt-oss-mxfp4")
-    assert "quantization_config" in quantised.config
+def test_dequantized_weights_are_not_called_quantized(tmp_path):
+    quantized = golden_checkpoint("gpt-oss-mxfp4")
+    assert "quantization_config" in quantized.config
     for save in (save_orbax, save_safetensors):
-        save(tmp_path / save.__name__, quantised, progress=False)
+        save(tmp_path / save.__name__, quantized, progress=False)
         again = open_checkpoint(tmp_path / save.__name__)
         assert "quantization_config" not in again.config
-        assert_same_tensors(again.tensors, {name: t.read() for name, t in quantised.tensors.items()})
+        assert_same_tensors(again.tensors, {name: t.read() for name, t in quantized.tensors.items()})
 
 
-def test_expanded_weights_of_a_nested_config_are_not_called_quantised(tmp_path, head):
+def test_dequantized_weights_of_a_nested_config_are_not_called_quantized(tmp_path, head):
     nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}, "dtype": "bfloat16"}}
     head = replace(head, config={**nested, "compression_config": {"format": "pack-quantized"}})
     save_safetensors(tmp_path / "saved", head, dtype="float16", progress=False)

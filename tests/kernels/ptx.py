@@ -1,4 +1,4 @@
-"""Running a block of the few PTX instructions that expand weights."""
+"""Running a block of the few PTX instructions that dequantize weights."""
 
 import re
 

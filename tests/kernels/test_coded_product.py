@@ -46,7 +46,7 @@ def test_many_rows_have_the_bits_of_a_network_without_codes(bits):
     dense = jnp.asarray(np.asarray(kernel).astype(ml_dtypes.bfloat16))
     expected = jax.jit(matmul)(x, dense)
     np.testing.assert_array_equal(jax.jit(coded_product)(x, kernel), expected)
-    assert operations(x, kernel) == ["expand_codes", "matmul"]
+    assert operations(x, kernel) == ["dequantize_codes", "matmul"]
     assert operations(x[:-1], kernel) == ["packed_matmul"]
     assert operations(x.astype(jnp.float32), kernel) == ["packed_matmul"]
 
@@ -55,7 +55,10 @@ def test_gates_and_ups_are_multiplied_as_other_rows_are():
     kernel, x = weight(4), rows(FEW_ROWS + 1)
     gate, up = np.moveaxis(np.einsum("ri,ioj->roj", *(np.asarray(a, np.float64) for a in (x, kernel))), 1, 0)
     exact = gate / (1 + np.exp(-gate)) * up
-    for number, expected in ((FEW_ROWS, ["gated_packed_matmul"]), (FEW_ROWS + 1, ["expand_codes", "matmul"])):
+    for number, expected in (
+        (FEW_ROWS, ["gated_packed_matmul"]),
+        (FEW_ROWS + 1, ["dequantize_codes", "matmul"]),
+    ):
         assert operations(x[:number], kernel, gated_coded_product) == expected
         result = np.asarray(jax.jit(gated_coded_product)(x[:number], kernel), np.float64)
         assert np.linalg.norm(result - exact[:number]) < 8e-3 * np.linalg.norm(exact[:number])
@@ -71,23 +74,23 @@ def test_rows_are_rounded_only_if_they_are_many_and_codes_are_fp8(bits, name):
 
 def test_rows_are_split_for_weights_with_a_scale_by_output(monkeypatch):
     kernel = weight(8, groups=1)
-    assert operations(rows(FEW_ROWS + 1), kernel) == ["expand_codes", "matmul"]
+    assert operations(rows(FEW_ROWS + 1), kernel) == ["dequantize_codes", "matmul"]
     monkeypatch.setattr(module, "runs_here", lambda: True)
     assert operations(rows(FEW_FP8_ROWS), kernel) == ["packed_matmul"]
     x = rows(FEW_FP8_ROWS + 1)
     assert operations(x, kernel) == operations(rows(SPLIT_ROWS), kernel) == ["fp8_matmul"]
-    assert operations(rows(SPLIT_ROWS + 1), kernel) == ["expand_codes", "matmul"]
+    assert operations(rows(SPLIT_ROWS + 1), kernel) == ["dequantize_codes", "matmul"]
     exact = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64).reshape(256, 64)
     result = np.asarray(jax.jit(coded_product)(x, kernel), np.float64).reshape(exact.shape)
     assert np.linalg.norm(result - exact) < 3e-3 * np.linalg.norm(exact)  # one rounding to bfloat16
-    assert operations(rows(FEW_ROWS + 1), weight(8)) == ["expand_codes", "matmul"]
+    assert operations(rows(FEW_ROWS + 1), weight(8)) == ["dequantize_codes", "matmul"]
 
 
 def test_a_kernel_for_many_rows_multiplies_more_of_them_with_the_codes(monkeypatch):
     monkeypatch.setattr(module, "is_for_hopper", lambda kernel: kernel.bits == 4)
     assert operations(rows(HOPPER_ROWS), weight(4)) == ["packed_matmul"]
-    assert operations(rows(HOPPER_ROWS + 1), weight(4)) == ["expand_codes", "matmul"]
-    assert operations(rows(FEW_ROWS + 1), weight(8)) == ["expand_codes", "matmul"]
+    assert operations(rows(HOPPER_ROWS + 1), weight(4)) == ["dequantize_codes", "matmul"]
+    assert operations(rows(FEW_ROWS + 1), weight(8)) == ["dequantize_codes", "matmul"]
 
 
 def test_exact_mode_multiplies_all_numbers_of_rows_with_the_codes(monkeypatch):

@@ -19,7 +19,7 @@ def arrays(seed=0, experts=2, width=64, outputs=(2, 5), lowest=1):
     return values, rng.integers(lowest, MAX_SCALE + 1, (experts, width // 32, *outputs), np.uint8)
 
 
-def test_expands_to_the_weight_by_the_definition():
+def test_dequantizes_to_the_weight_by_the_definition():
     values, scale = arrays(lowest=90)
     packed = pack_mxfp4(values, scale)
     assert (packed.shape, packed.ndim, packed.size) == ((2, 64, 2, 5), 4, 1280)
@@ -40,7 +40,7 @@ def test_arrays_that_do_not_belong_together_are_refused():
 
 
 @pytest.mark.parametrize("scale", [0, 1, 100, 127, MAX_SCALE])
-def test_the_kernels_ptx_expands_every_word(scale):
+def test_the_kernels_ptx_dequantizes_every_word(scale):
     words = np.arange(1 << 16, dtype=np.uint16)
     factors = np.full_like(words, (scale + FACTOR_BIAS) << 7)
     written = run_ptx(EXPAND, {"$4": words.view(np.uint32), "$5": factors.view(np.uint32)})

@@ -13,7 +13,7 @@ from bench.random_codes import random_codes
 from jaxspec_kernels.packed_matmul import (
     CodedWeight,
     codes_ptx,
-    expand_codes,
+    dequantize_codes,
     gated_packed_matmul,
     hopper_tiles,
     pack_codes,
@@ -136,7 +136,7 @@ class TestGatedPackedMatmul(OpTest):
 
 
 class TestExpandCodes(OpTest):
-    op = expand_codes
+    op = dequantize_codes
     cases = (*CASES, *WITH_OFFSETS, replace(CASES[-1], name="an order of inputs", width=512, outputs=200))
     usual = ("FP8, half a block", "INT4, groups of 32", "INT8, offsets", "an order of inputs")
     by_row = ()
@@ -198,7 +198,7 @@ def test_a_scale_without_room_for_a_zero_point_is_not_packed():
     assert pack_codes(codes, scale, None, (8,)) is not None
 
 
-def test_the_kernels_ptx_expands_every_code_of_int8():
+def test_the_kernels_ptx_dequantizes_every_code_of_int8():
     words = np.arange(1 << 16, dtype=np.uint16)
     written = run_ptx(codes_ptx.INT8, {"$2": words.view(np.uint32)}, 2)
     for i, values in enumerate(written):
@@ -206,7 +206,7 @@ def test_the_kernels_ptx_expands_every_code_of_int8():
         np.testing.assert_array_equal(values.view(np.uint16).view(ml_dtypes.bfloat16), expected)
 
 
-def test_the_kernels_ptx_expands_every_code_of_fp8():
+def test_the_kernels_ptx_dequantizes_every_code_of_fp8():
     words = np.arange(1 << 16, dtype=np.uint16)
     written = run_ptx(codes_ptx.FP8, {"$2": words.view(np.uint32)}, 2)
     for i, values in enumerate(written):
@@ -224,7 +224,7 @@ def test_the_kernels_ptx_expands_every_code_of_fp8():
         ("INT4_EACH_OFFSET", (5, 6, 7, 8)),
     ],
 )
-def test_the_kernels_ptx_expands_every_code_of_four_bits(text, operands):
+def test_the_kernels_ptx_dequantizes_every_code_of_four_bits(text, operands):
     words = np.arange(1 << 16, dtype=np.uint16)
     zeros = {operand: np.full(1 << 16, 3 * operand - 9) for operand in operands if operand}
     offsets = {f"${each}": (-128.0 - zero).astype(ml_dtypes.bfloat16) for each, zero in zeros.items()}
@@ -253,7 +253,7 @@ def test_the_kernels_ptx_scales_a_code_and_rounds_it_once(code):
 
 
 @pytest.mark.parametrize(("bits", "is_int8"), [(8, False), (8, True)])
-def test_one_code_is_expanded_as_all_are(bits, is_int8):
+def test_one_code_is_dequantized_as_all_are(bits, is_int8):
     words = {"$2": np.arange(1 << 16, dtype=np.uint16).view(np.uint32)}
     both = run_ptx(codes_ptx.INT8 if is_int8 else codes_ptx.FP8, words, 2)
     for code, expected in enumerate(both):

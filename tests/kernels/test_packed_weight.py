@@ -18,7 +18,7 @@ on_a_cpu = pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{mat
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_expands_to_the_float32_weight(form):
+def test_dequantizes_to_the_float32_weight(form):
     packed, values = weight(form)
     np.testing.assert_array_equal(packed.dense(), values, strict=True)
     np.testing.assert_array_equal(np.asarray(packed), values)
@@ -33,7 +33,7 @@ def test_columns_of_it_are_columns_of_the_weight(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_columns_read_in_a_loop_expand_nothing_else(form):
+def test_columns_read_in_a_loop_dequantize_nothing_else(form):
     packed, _ = weight(form)
 
     def loop(packed, token):

@@ -1,4 +1,4 @@
-"""Quantised checkpoints load and answer, packed or expanded, with the tokens of plain decoding."""
+"""Quantized checkpoints load and answer, packed or dequantized, with the tokens of plain decoding."""
 
 import jax.numpy as jnp
 import numpy as np

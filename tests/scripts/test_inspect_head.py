@@ -32,7 +32,7 @@ def test_how_devices_would_split_a_model(run):
     assert status == 0
     split = text.partition("split   ")[2].partition("ignores ")[0]
     lines = dict(line.strip().rsplit(": ", 1) for line in split.splitlines())
-    heads = "cut by kv_heads, expanded because its blocks would be cut"
+    heads = "cut by kv_heads, dequantized because its blocks would be cut"
     assert lines["cut by kv_heads"] == "model.layers.*.self_attn.q_proj.weight (1)"
     assert lines[heads] == "model.layers.*.self_attn.o_proj.weight (1)"
     assert "model.norm.weight (1)" in lines["whole"]

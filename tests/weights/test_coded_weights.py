@@ -59,7 +59,7 @@ def test_a_bfloat16_network_keeps_codes_and_means_the_same(case):
     assert found == PACKED.get(case, 0)
 
 
-def test_codes_are_expanded_unless_they_are_asked_for():
+def test_codes_are_dequantized_unless_they_are_asked_for():
     checkpoint = open_checkpoint(quantized_folder("fp8-blocks"))
     plain = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True)
     assert not any(isinstance(variable.get_value(), CodedWeight) for variable, _ in declared(plain))

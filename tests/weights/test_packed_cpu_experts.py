@@ -101,7 +101,7 @@ def test_one_pass_equals_transformers(activations, relative):
     assert_close(logits, golden["logits"], relative=relative)
 
 
-def quantised(folder, kind, *, untrained=False):
+def quantized(folder, kind, *, untrained=False):
     """A GGUF with experts of a kind in every layer; the last is zero if it is `untrained`."""
     stored = open_checkpoint(write_target(folder / "target", **QWEN))
     others = {}
@@ -119,7 +119,7 @@ def quantised(folder, kind, *, untrained=False):
 
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("Q4_1", "uint8"), ("MXFP4", "mxfp4")])
 def test_experts_with_tensors_of_their_own_stay_packed(tmp_path, kind, form):
-    stored = open_checkpoint(quantised(tmp_path, kind))
+    stored = open_checkpoint(quantized(tmp_path, kind))
     packed = load(stored)
     assert {weight.stack.form for weight in experts(packed).values()} == {form}
     assert len(experts(packed)) == 2 * packed.config.num_hidden_layers
@@ -128,7 +128,7 @@ def test_experts_with_tensors_of_their_own_stay_packed(tmp_path, kind, form):
 
 def test_an_expert_of_zeros_is_stored_as_the_others_are(tmp_path):
     """Its integers would fit into fewer bits."""
-    packed = load(open_checkpoint(quantised(tmp_path, "Q8_0", untrained=True)))
+    packed = load(open_checkpoint(quantized(tmp_path, "Q8_0", untrained=True)))
     assert {weight.stack.form for weight in experts(packed).values()} == {"int8"}
     assert len(experts(packed)) == 2 * packed.config.num_hidden_layers
 
@@ -202,7 +202,7 @@ def test_many_rows_read_experts_where_they_lie(activations):
     mlp = loaded(activations).layers[0].mlp
     text = jax.jit(lambda x: mlp(x)).lower(jnp.zeros((20, 64))).compile().as_text()
     assert sum("jaxspec_expert_matmul" in line for line in text.splitlines()) >= 2
-    # No expanded experts, neither all nor a copy for every row.
+    # No dequantized experts, neither all nor a copy for every row.
     assert [line for line, _, size in instructions(text) if "= f32[" in line and size >= 4 * 64 * 96] == []
 
 
@@ -250,7 +250,7 @@ def test_scales_that_the_kernel_does_not_reach_make_a_tensor_dense(scale):
     assert_close(packed.layers[1].mlp(x), np.asarray(expected), relative=1e-5)
 
 
-def test_loading_expands_nothing():
+def test_loading_dequantizes_nothing():
     rng = np.random.default_rng(0)
 
     class Random:
@@ -280,7 +280,7 @@ def test_drafts_change_no_token(activations, drafter):
         engine = jaxspec.load(
             golden_folder(CASE), drafter=drafter, cpu_activations=activations, progress=False, **sizes
         )
-        # Neither in the weights nor in the program is an expert expanded.
+        # Neither in the weights nor in the program is an expert dequantized.
         assert sum(leaf.dtype == jnp.uint8 for leaf in engine.programs.leaves) == 8
         text = engine.programs.compiled_decode(mode=SamplingMode.GREEDY).as_text()
         assert "jaxspec_expert_matmul" in text

@@ -68,7 +68,7 @@ def test_export_gives_back_the_dense_tensors(both):
         np.testing.assert_array_equal(tensor, dense[name], strict=True)
 
 
-def test_a_float32_network_expands_its_experts():
+def test_a_float32_network_dequantizes_its_experts():
     assert packed_names(load(packed=True, dtype=jnp.dtype(jnp.float32))) == []
 
 

@@ -74,7 +74,7 @@ def test_packed_is_dense(tmp_path, monkeypatch, kind):
 
 ON_A_GPU = {"Q4_0": False, "Q4_1": True, "Q4_K": True, "Q4_K_M": None, "Q8_0": False, "MXFP4": None}
 ON_A_GPU |= {kind: kind in ("Q5_1", "Q2_K", "Q5_K") for kind in HALVES if kind not in ON_A_GPU}
-"""Whether a format's codes have offsets; None for a mix of formats, and for one that is expanded."""
+"""Whether a format's codes have offsets; None for a mix of formats, and for one that is dequantized."""
 
 
 @pytest.mark.parametrize("kind", ON_A_GPU)
@@ -83,8 +83,8 @@ def test_codes_in_a_bfloat16_network_are_dense_weights(tmp_path, kind):
     with warnings.catch_warnings(record=True) as found_warnings:
         warnings.simplefilter("always")
         packed = plan_target(checkpoint, dtype=jnp.dtype(jnp.bfloat16)).read(packed=True, codes=True)
-    expanded = [str(each.message).partition("as they are stored: ")[2] for each in found_warnings]
-    assert len(expanded) == (kind == "MXFP4")
+    dequantized = [str(each.message).partition("as they are stored: ")[2] for each in found_warnings]
+    assert len(dequantized) == (kind == "MXFP4")
     dense = load_target(checkpoint, dtype=jnp.float32)
     found = []
     for (one, _), (other, _) in zip(declared(packed), declared(dense), strict=True):

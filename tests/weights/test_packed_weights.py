@@ -42,15 +42,15 @@ def weights():
     return {name: w for name, w in gguf_tensors(hf_weights()).items() if name != "blk.0.attn_q.bias"}
 
 
-def quantised(path, kind, *, tied=True, dense=()):
+def quantized(path, kind, *, tied=True, dense=()):
     """A GGUF of the tiny llama whose matrices are of a kind, those in `dense` float32."""
     tensors = {}
     for name, weight in weights().items():
         if tied and name == "output.weight":
             continue
         if weight.ndim == 2 and name not in dense:
-            quantisation = gguf.GGMLQuantizationType[kind]
-            tensors[name] = (gguf.quants.quantize(weight / 16, quantisation), kind)
+            quantization = gguf.GGMLQuantizationType[kind]
+            tensors[name] = (gguf.quants.quantize(weight / 16, quantization), kind)
         else:
             tensors[name] = weight
     return write_gguf(path, tensors=tensors)
@@ -70,8 +70,8 @@ def forms(model):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("Q4_0", "uint8"), ("Q4_1", "uint8")])
-def test_quantised_matrices_stay_packed_and_mean_the_same(tmp_path, kind, form, tied):
-    packed, dense = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", kind, tied=tied)))
+def test_quantized_matrices_stay_packed_and_mean_the_same(tmp_path, kind, form, tied):
+    packed, dense = both(open_checkpoint(quantized(tmp_path / "tiny.gguf", kind, tied=tied)))
     # The fused attention weight, its output, gate and up, down, the output projection, and the embedding.
     assert forms(packed).count(form) == (5 if tied else 6)
     assert set(forms(packed)) == {form, None}
@@ -93,7 +93,7 @@ def test_bfloat16_matrices_stay_so_and_mean_the_same(tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_benchmark_counts_the_bytes_as_packed(tmp_path, tied):
-    packed, _ = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q4_1", tied=tied)))
+    packed, _ = both(open_checkpoint(quantized(tmp_path / "tiny.gguf", "Q4_1", tied=tied)))
     of_part = {
         name: sum(leaf.nbytes for leaf in jax.tree.leaves(part))
         for name, part in nnx.state(packed, nnx.Param).items()
@@ -104,7 +104,7 @@ def test_a_benchmark_counts_the_bytes_as_packed(tmp_path, tied):
 
 
 def test_a_fused_weight_of_two_formats_is_dense(tmp_path):
-    path = quantised(tmp_path / "tiny.gguf", "Q4_1", dense=("blk.0.attn_k.weight", "blk.0.ffn_up.weight"))
+    path = quantized(tmp_path / "tiny.gguf", "Q4_1", dense=("blk.0.attn_k.weight", "blk.0.ffn_up.weight"))
     packed, _ = both(open_checkpoint(path))
     assert forms(packed).count("uint8") == 3
 
@@ -116,21 +116,21 @@ def test_other_formats_and_float32_are_dense(tmp_path):
 
 def test_weights_that_fit_into_a_cache_are_dense(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_weights, "MIN_WEIGHT_BYTES", 4 * 300 * 256)
-    packed, _ = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q4_1")))
+    packed, _ = both(open_checkpoint(quantized(tmp_path / "tiny.gguf", "Q4_1")))
     assert forms(packed).count("uint8") == 3
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_tokens_are_read_out_of_a_packed_embedding_or_projection(tmp_path, kind, tied):
-    packed, dense = both(open_checkpoint(quantised(tmp_path / "tiny.gguf", kind, tied=tied)))
+    packed, dense = both(open_checkpoint(quantized(tmp_path / "tiny.gguf", kind, tied=tied)))
     tokens = jnp.array([[0, 7], [299, 5000]])
     np.testing.assert_array_equal(packed.embed(tokens), dense.embed(tokens), strict=True)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_a_heads_output_rows_are_packed_where_the_targets_are(tmp_path, kind):
-    checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", kind))
+    checkpoint = open_checkpoint(quantized(tmp_path / "tiny.gguf", kind))
     packed, dense = both(checkpoint)
     ids = np.array([3, 290, 1])
     rows = OutputRows(ids, packed.config.hidden_size, kernel=packed.output_kernel)
@@ -142,7 +142,7 @@ def test_a_heads_output_rows_are_packed_where_the_targets_are(tmp_path, kind):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_export_and_saving_are_dense(tmp_path, tied):
-    checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q4_1", tied=tied))
+    checkpoint = open_checkpoint(quantized(tmp_path / "tiny.gguf", "Q4_1", tied=tied))
     for model in both(checkpoint):
         exported = export_tensors(model)
         for name, tensor in checkpoint.tensors.items():
@@ -158,10 +158,10 @@ def test_a_scale_or_value_that_is_no_number_is_named(tmp_path, kind, byte, packe
     name = "blk.0.attn_k.weight"
     tensors = {}
     for key, weight in weights().items():
-        quantised = (
+        quantized = (
             gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind]) if weight.ndim == 2 else weight
         )
-        tensors[key] = (quantised.view(np.uint8), kind) if weight.ndim == 2 else weight
+        tensors[key] = (quantized.view(np.uint8), kind) if weight.ndim == 2 else weight
     tensors[name][0][3, byte] |= 0x7F
     tensors[name][0][3, byte - 1] |= 0x80
     plan = plan_target(open_checkpoint(write_gguf(tmp_path / "bad.gguf", tensors=tensors)), dtype=FLOAT32)
@@ -173,7 +173,7 @@ def test_a_scale_or_value_that_is_no_number_is_named(tmp_path, kind, byte, packe
 
 @pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
 def test_an_engine_gives_the_same_tokens_packed_and_dense(tmp_path, monkeypatch):
-    path = quantised(tmp_path / "tiny.gguf", "Q4_1")
+    path = quantized(tmp_path / "tiny.gguf", "Q4_1")
     sizes = {"batch_size": 1, "page_size": 8, "prefill_chunk": 16, "sampling_modes": ("greedy",)}
 
     def answer():
@@ -193,7 +193,7 @@ def test_an_engine_gives_the_same_tokens_packed_and_dense(tmp_path, monkeypatch)
 @pytest.mark.skipif(matmul.why_not("numba") is not None, reason=f"{matmul.why_not('numba')}")
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 def test_drafts_change_no_token_with_rows_of_8_bits(tmp_path, kind):
-    path = quantised(tmp_path / "tiny.gguf", kind)
+    path = quantized(tmp_path / "tiny.gguf", kind)
     sizes = {"batch_size": 2, "page_size": 8, "prefill_chunk": 16, "sampling_modes": ("greedy",)}
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]]
 
@@ -220,7 +220,7 @@ def activations_of(model):
 
 
 def test_a_weight_says_what_it_is_multiplied_with(tmp_path):
-    plan = plan_target(open_checkpoint(quantised(tmp_path / "tiny.gguf", "Q8_0")), dtype=FLOAT32)
+    plan = plan_target(open_checkpoint(quantized(tmp_path / "tiny.gguf", "Q8_0")), dtype=FLOAT32)
     for activations in ("int8", "float32"):
         model = plan.read(packed=True, activations=activations)
         assert activations_of(model) == {activations}
@@ -320,7 +320,7 @@ def test_a_heads_output_rows_are_rounded_out_of_a_targets_8_bits():
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_inputs_of_queries_keys_and_values_share_scales_in_smaller_blocks(tmp_path, kind):
-    checkpoint = open_checkpoint(quantised(tmp_path / "tiny.gguf", kind, tied=False))
+    checkpoint = open_checkpoint(quantized(tmp_path / "tiny.gguf", kind, tied=False))
     model = plan_target(checkpoint, dtype=FLOAT32).read(packed=True, activations="int8")
     kernels = [variable.get_value() for variable, _ in declared(model)]
     blocks = [kernel.row_block for kernel in kernels if isinstance(kernel, PackedWeight)]
@@ -357,6 +357,6 @@ def test_int8_activations_are_refused_by_name(tmp_path, monkeypatch):
         resolve_activations("int8", bfloat16)
     monkeypatch.setattr(matmul, "why_not", lambda name: "is for CPUs")
     assert resolve_activations(None, FLOAT32) == "float32"
-    path = quantised(tmp_path / "tiny.gguf", "Q8_0")
+    path = quantized(tmp_path / "tiny.gguf", "Q8_0")
     with pytest.raises(ConfigError, match=r"engine\.cpu_activations is 'int8': its kernel is for CPUs"):
         jaxspec.load(path, cpu_activations="int8", progress=False)

@@ -140,7 +140,7 @@ class GGUFTensor:
         return Codes(blocks.values, blocks.scale, (1, blocks.inputs), zeros, offset=offset)
 
     def read(self) -> np.ndarray:
-        """The values: unquantised formats as stored, quantised blocks as float32 by ggml's formulas."""
+        """The values: unquantized formats as stored, quantized blocks as float32 by ggml's formulas."""
         if self.info.quantization in PLAIN:
             values = self.packed.view(self.dtype).reshape(self.shape).copy()
         else:

@@ -1,1 +1,1 @@
-"""Quantised matrices in checkpoints: blocks and codes, whoever wrote them."""
+"""Quantized matrices in checkpoints: blocks and codes, whoever wrote them."""

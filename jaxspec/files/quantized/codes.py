@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.files.checkpoint import TensorSource, usual_dtype
 
-# Rows that are expanded at once, since all scales repeated would take as much memory as the matrix.
+# Rows that are dequantized at once, since all scales repeated would take as much memory as the matrix.
 _ROWS = 128
 
 
@@ -110,7 +110,7 @@ class QuantizedTensor(ABC):
 
 
 def stored_forms(tensors: Mapping[str, TensorSource]) -> tuple[str, ...]:
-    """A line for every format of quantised matrices, and one for the rest; empty if nothing is quantised."""
+    """A line for every format of quantized matrices, and one for the rest; empty if nothing is quantized."""
     forms = {name: getattr(tensor, "form", None) for name, tensor in tensors.items()}
     counts = Counter(form for form in forms.values() if form is not None)
     if not counts:

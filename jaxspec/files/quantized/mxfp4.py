@@ -71,8 +71,8 @@ def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return scaled.reshape(*blocks.shape[:-2], -1)
 
 
-def expand_mxfp4(tensors: Mapping[str, TensorSource], name: str) -> dict[str, TensorSource]:
-    """Replaces every pair X_blocks, X_scales by one tensor X, which is dequantised when it is read.
+def mxfp4_tensors(tensors: Mapping[str, TensorSource], name: str) -> dict[str, TensorSource]:
+    """Replaces every pair X_blocks, X_scales by one tensor X, which is dequantized when it is read.
 
     Args:
       tensors: all tensors of a checkpoint, by name.
@@ -81,12 +81,12 @@ def expand_mxfp4(tensors: Mapping[str, TensorSource], name: str) -> dict[str, Te
     Raises:
       CheckpointError: one of a pair is missing, or their shapes do not match.
     """
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     for key in tensors:
         if not key.endswith("_blocks"):
             continue
         stem = key.removesuffix("_blocks")
-        blocks, scales = expanded.pop(key), expanded.pop(f"{stem}_scales", None)
+        blocks, scales = dequantized.pop(key), dequantized.pop(f"{stem}_scales", None)
         if scales is None:
             raise CheckpointError(f"{name}: tensor '{stem}_scales' is missing; {key!r} needs it")
         fits = len(blocks.shape) == 4 and blocks.shape[-1] == 16 and scales.shape == blocks.shape[:-1]
@@ -95,5 +95,5 @@ def expand_mxfp4(tensors: Mapping[str, TensorSource], name: str) -> dict[str, Te
                 f"{name}: {key!r} of shape {list(blocks.shape)} and its scales of {list(scales.shape)} "
                 "are not MXFP4, u8[E, out, in / 32, 16] and u8[E, out, in / 32]"
             )
-        expanded[stem] = Mxfp4Tensor(blocks, scales)
-    return expanded
+        dequantized[stem] = Mxfp4Tensor(blocks, scales)
+    return dequantized

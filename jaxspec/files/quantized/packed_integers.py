@@ -194,7 +194,7 @@ class Parts:
             )
 
 
-def expand_awq(
+def awq_tensors(
     tensors: Mapping[str, TensorSource], bits: int, group: int, name: str
 ) -> dict[str, TensorSource]:
     """Replaces the tensors `qweight`, `scales` and `qzeros` of every matrix by `weight`.
@@ -208,10 +208,10 @@ def expand_awq(
     Raises:
       CheckpointError: a tensor is missing, or of another shape or dtype.
     """
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     each = 32 // bits
     for key in _matrices(tensors, ".qweight", name):
-        part = Parts(expanded, key.removesuffix(".qweight"), ".qweight", name)
+        part = Parts(dequantized, key.removesuffix(".qweight"), ".qweight", name)
         words, scale, zero = (part.take(leaf) for leaf in (".qweight", ".scales", ".qzeros"))
         order = part.find(".g_idx")
         inputs, outputs = words.shape[0], words.shape[1] * each
@@ -220,28 +220,28 @@ def expand_awq(
         part.check(".scales", scale, "f", (groups, outputs))
         part.check(".qzeros", zero, "i", (groups, words.shape[1]))
         part.check(".g_idx", order, "i", (inputs,))
-        expanded[f"{part.stem}.weight"] = AwqTensor(
+        dequantized[f"{part.stem}.weight"] = AwqTensor(
             (outputs, inputs), (1, size), key, bits, words, scale, zero, order
         )
-    return expanded
+    return dequantized
 
 
-def expand_gptq(
+def gptq_tensors(
     tensors: Mapping[str, TensorSource], bits: int, group: int, zero_offset: int, name: str
 ) -> dict[str, TensorSource]:
     """Replaces the tensors `qweight`, `scales`, `qzeros` and `g_idx` of every matrix by `weight`.
 
     Args:
       zero_offset: see `GptqTensor`.
-      tensors, bits, group, name: see `expand_awq`.
+      tensors, bits, group, name: see `awq_tensors`.
 
     Raises:
       CheckpointError: a tensor is missing, or of another shape or dtype.
     """
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     each = 32 // bits
     for key in _matrices(tensors, ".qweight", name):
-        part = Parts(expanded, key.removesuffix(".qweight"), ".qweight", name)
+        part = Parts(dequantized, key.removesuffix(".qweight"), ".qweight", name)
         words, scale, zero = (part.take(leaf) for leaf in (".qweight", ".scales", ".qzeros"))
         order = part.find(".g_idx")
         inputs, outputs = words.shape[0] * each, words.shape[1]
@@ -250,10 +250,10 @@ def expand_gptq(
         part.check(".scales", scale, "f", (groups, outputs))
         part.check(".qzeros", zero, "i", (groups, -(-outputs // each)))
         part.check(".g_idx", order, "i", (inputs,))
-        expanded[f"{part.stem}.weight"] = GptqTensor(
+        dequantized[f"{part.stem}.weight"] = GptqTensor(
             (outputs, inputs), (1, size), key, bits, words, scale, zero, order, zero_offset
         )
-    return expanded
+    return dequantized
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Scheme:
     symmetric: bool
 
 
-def expand_compressed(
+def compressed_tensors(
     tensors: Mapping[str, TensorSource], schemes: Sequence[Scheme], name: str
 ) -> dict[str, TensorSource]:
     """Replaces the tensors `weight_packed`, `weight_scale`, … of every matrix by `weight`.
@@ -279,15 +279,15 @@ def expand_compressed(
     A matrix's scheme is found by the shapes of its tensors.
 
     Args:
-      tensors, name: see `expand_awq`.
+      tensors, name: see `awq_tensors`.
       schemes: those that the config states.
 
     Raises:
       CheckpointError: a tensor is missing, or of another shape or dtype.
     """
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     for key in _matrices(tensors, ".weight_packed", name):
-        part = Parts(expanded, key.removesuffix(".weight_packed"), ".weight_packed", name)
+        part = Parts(dequantized, key.removesuffix(".weight_packed"), ".weight_packed", name)
         words, scale, stated = (part.take(f".weight_{leaf}") for leaf in ("packed", "scale", "shape"))
         zero, order = (part.find(f".weight_{leaf}") for leaf in ("zero_point", "g_idx"))
         if stated.shape != (2,) or stated.dtype.kind != "i":
@@ -314,10 +314,10 @@ def expand_compressed(
         if zero is None or zero.dtype != np.int8 or zero.shape != (outputs, groups):
             part.check(".weight_zero_point", zero, "i", (-(-outputs * scheme.bits // 32), groups))
         part.check(".weight_g_idx", order, "i", (inputs,))
-        expanded[f"{part.stem}.weight"] = CompressedTensor(
+        dequantized[f"{part.stem}.weight"] = CompressedTensor(
             (outputs, inputs), (1, size), key, scheme.bits, words, scale, zero, order
         )
-    return expanded
+    return dequantized
 
 
 def _matrices(tensors: Mapping[str, TensorSource], suffix: str, name: str) -> list[str]:

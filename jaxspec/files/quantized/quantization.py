@@ -1,4 +1,4 @@
-"""Reads the `quantization_config` of a checkpoint, and expands its tensors when they are read."""
+"""Reads the `quantization_config` of a checkpoint, and dequantizes its tensors when they are read."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,18 +9,24 @@ from jaxspec.files.checkpoint import TensorSource
 from jaxspec.files.errors import CheckpointError
 from jaxspec.files.json_file import read_json
 from jaxspec.files.leftovers import without_leftovers
-from jaxspec.files.quantized.mxfp4 import expand_mxfp4
-from jaxspec.files.quantized.packed_integers import BITS, Scheme, expand_awq, expand_compressed, expand_gptq
-from jaxspec.files.quantized.scaled import expand_scaled, with_usual_scales
+from jaxspec.files.quantized.mxfp4 import mxfp4_tensors
+from jaxspec.files.quantized.packed_integers import (
+    BITS,
+    Scheme,
+    awq_tensors,
+    compressed_tensors,
+    gptq_tensors,
+)
+from jaxspec.files.quantized.scaled import scaled_tensors, with_usual_scales
 
 Tensors = Mapping[str, TensorSource]
 
 SETTINGS = ("quantization_config", "compression_config")
-"""Keys of a `config.json` that say how weights are quantised; the second is older."""
+"""Keys of a `config.json` that say how weights are quantized; the second is older."""
 _DENSE = ("dense", "fakequant")
 """Formats of compressed-tensors for weights that are stored dense, beside their scales."""
 _WITHOUT_WEIGHTS = {"quant_method", "version", "sparsity_config", "transform_config"}
-"""Keys of a `compression_config` that say nothing about quantised weights."""
+"""Keys of a `compression_config` that say nothing about quantized weights."""
 _PACKED = {
     ".qweight": "GPTQ or AWQ",
     ".weight_packed": "compressed-tensors",
@@ -35,8 +41,8 @@ _OF_AWQ = (*_OLDER_NAMES.values(), "zero_point", "version")
 """Keys that AutoGPTQ has not."""
 
 
-def expand_quantized(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> dict[str, TensorSource]:
-    """Replaces the tensors of every quantised matrix by one, which is expanded when it is read.
+def dequantized_tensors(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> dict[str, TensorSource]:
+    """Replaces the tensors of every quantized matrix by one, which is dequantized when it is read.
 
     Args:
       tensors: all tensors of a checkpoint, by name.
@@ -47,28 +53,28 @@ def expand_quantized(tensors: Tensors, config: Mapping[str, Any], folder: Path) 
       CheckpointError: the format is not supported, or tensors do not belong together.
     """
     settings = _settings(tensors, config, folder)
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     if settings:
         method = settings.get("quant_method")
-        expand = _METHODS.get(method.lower()) if isinstance(method, str) else None
-        if expand is None:
+        dequantize = _METHODS.get(method.lower()) if isinstance(method, str) else None
+        if dequantize is None:
             raise CheckpointError(
-                f"{folder}: weights quantised by {method!r} (quant_method) are not supported; supported: "
+                f"{folder}: weights quantized by {method!r} (quant_method) are not supported; supported: "
                 f"{', '.join(name for name in _METHODS if name != 'compressed_tensors')}"
             )
-        expanded = expand(without_leftovers(tensors, str(folder)), settings, str(folder))
-    for key in expanded:
+        dequantized = dequantize(without_leftovers(tensors, str(folder)), settings, str(folder))
+    for key in dequantized:
         for suffix, method in _PACKED.items():
             if key.endswith(suffix):
                 raise CheckpointError(
-                    f"{folder}: tensor {key!r} was quantised by {method}, which its quantization_config does "
+                    f"{folder}: tensor {key!r} was quantized by {method}, which its quantization_config does "
                     "not say"
                 )
-    return expanded
+    return dequantized
 
 
 def _settings(tensors: Tensors, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The `quantization_config`, or what older tools wrote in its place; empty if nothing is quantised."""
+    """The `quantization_config`, or what older tools wrote in its place; empty if nothing is quantized."""
     nested = config.get("text_config")
     places = (config, nested if isinstance(nested, dict) else {})
     if stated := next(
@@ -106,20 +112,20 @@ def _object(value: Any, key: str, folder: Path) -> Mapping[str, Any]:
 
 
 def _mxfp4(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
-    return expand_mxfp4(tensors, name)
+    return mxfp4_tensors(tensors, name)
 
 
 def _fp8(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
     block = settings.get("weight_block_size")
     tensors = with_usual_scales(tensors, name)
-    return expand_scaled(tensors, None if block is None else _block(block, "weight_block_size", name), name)
+    return scaled_tensors(tensors, None if block is None else _block(block, "weight_block_size", name), name)
 
 
 def _modelopt(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
     if settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo") is not None:
-        return dict(tensors)  # only the cache is quantised
+        return dict(tensors)  # only the cache is quantized
     algorithm = _choice(settings, "quant_algo", ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"), None, name)
-    return expand_scaled(tensors, (128, 128) if algorithm == "FP8_PB_WO" else None, name)
+    return scaled_tensors(tensors, (128, 128) if algorithm == "FP8_PB_WO" else None, name)
 
 
 def _awq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
@@ -127,7 +133,7 @@ def _awq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, 
     key = "version" if "version" in settings else "format"
     _choice(settings, key, ("gemm", "GEMM"), "gemm", name)
     bits = _choice(settings, "bits", (4,), 4, name)
-    return expand_awq(tensors, bits, _group(settings, "group_size", name, default=128), name)
+    return awq_tensors(tensors, bits, _group(settings, "group_size", name, default=128), name)
 
 
 def _with_newer_names(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -152,7 +158,7 @@ def _gptq(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str,
     if not isinstance(rules, dict) or not all(rule.startswith("-:") for rule in rules):
         raise _unsupported(name, "dynamic", rules, "rules that leave modules out, which begin with '-:'")
     group = _group(settings, "group_size", name)
-    return expand_gptq(tensors, bits, group, 0 if version == "gptq_v2" else 1, name)
+    return gptq_tensors(tensors, bits, group, 0 if version == "gptq_v2" else 1, name)
 
 
 def _compressed(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dict[str, TensorSource]:
@@ -196,8 +202,8 @@ def _compressed(tensors: Tensors, settings: Mapping[str, Any], name: str) -> dic
             blocks.add(_block(weights.get("block_structure"), f"{place}.block_structure", name))
     if len(blocks) > 1:
         raise _unsupported(name, "config_groups", sorted(blocks), "one size of blocks")
-    expanded = expand_compressed(tensors, packed, name)
-    return expand_scaled(expanded, next(iter(blocks), None), name)
+    dequantized = compressed_tensors(tensors, packed, name)
+    return scaled_tensors(dequantized, next(iter(blocks), None), name)
 
 
 _METHODS: Mapping[str, Callable[[Tensors, Mapping[str, Any], str], dict[str, TensorSource]]] = {

@@ -65,10 +65,10 @@ class ScaledTensor(QuantizedTensor):
         return zero
 
 
-def expand_scaled(
+def scaled_tensors(
     tensors: Mapping[str, TensorSource], block: tuple[int, int] | None, name: str
 ) -> dict[str, TensorSource]:
-    """Replaces every matrix of codes and its scale by one tensor, which is expanded when it is read.
+    """Replaces every matrix of codes and its scale by one tensor, which is dequantized when it is read.
 
     Args:
       tensors: all tensors of a checkpoint, by name.
@@ -78,7 +78,7 @@ def expand_scaled(
     Raises:
       CheckpointError: a scale without a matrix, a matrix without a scale, or a scale of another shape.
     """
-    expanded = dict(tensors)
+    dequantized = dict(tensors)
     for key, values in tensors.items():
         suffix = next((s for s in _SUFFIXES if key.endswith((f".weight{s}", _SUFFIXES[0]))), None)
         stem = key.removesuffix(suffix or "")
@@ -98,24 +98,24 @@ def expand_scaled(
         if not found:
             wanted = f"{key}{_SUFFIXES[0] if block else _SUFFIXES[1]}"
             raise CheckpointError(f"{name}: tensor {wanted!r} is missing; {key!r} is {values.dtype}")
-        scale, zero = expanded.pop(found[0]), expanded.pop(f"{key}{_ZERO}", None)
+        scale, zero = dequantized.pop(found[0]), dequantized.pop(f"{key}{_ZERO}", None)
         shared = _shared(values, scale, block, key, found[0], name)
         if zero is not None and zero.shape != scale.shape:
             raise CheckpointError(
                 f"{name}: '{key}{_ZERO}' is {zero.dtype} of shape {list(zero.shape)}, expected int8 of "
                 f"{list(scale.shape)}"
             )
-        expanded[key] = ScaledTensor((values.shape[0], values.shape[1]), shared, key, values, scale, zero)
-    return expanded
+        dequantized[key] = ScaledTensor((values.shape[0], values.shape[1]), shared, key, values, scale, zero)
+    return dequantized
 
 
 def with_usual_scales(tensors: Mapping[str, TensorSource], name: str) -> dict[str, TensorSource]:
-    """Renames the scales of pairs X.weight, X.scale, as DeepSeek-V4 calls them, for `expand_scaled`.
+    """Renames the scales of pairs X.weight, X.scale, as DeepSeek-V4 calls them, for `scaled_tensors`.
 
     Pairs whose weights are 8-bit integers, each of them two four-bit floats, become one tensor.
 
     Args:
-      tensors, name: see `expand_scaled`.
+      tensors, name: see `scaled_tensors`.
 
     Raises:
       CheckpointError: a scale without a matrix, or four-bit floats with a scale of another shape or dtype.

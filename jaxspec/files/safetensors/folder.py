@@ -7,7 +7,7 @@ from typing import Any
 from jaxspec.files.checkpoint import Checkpoint, TensorSource
 from jaxspec.files.errors import CheckpointError
 from jaxspec.files.json_file import read_json
-from jaxspec.files.quantized.quantization import expand_quantized
+from jaxspec.files.quantized.quantization import dequantized_tensors
 from jaxspec.files.safetensors.tensors import open_safetensors
 from jaxspec.files.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ def open_folder(folder: Path) -> Checkpoint:
 
         tensors = open_orbax(folder / ORBAX)
     else:
-        tensors = expand_quantized(open_safetensors(folder), config, folder)
+        tensors = dequantized_tensors(open_safetensors(folder), config, folder)
     tokenizer = Tokenizer.from_folder(folder)
     generation = read_json(folder / "generation_config.json", default={})
     eos = _eos_token_ids(folder, generation, config, tokenizer)

@@ -106,7 +106,7 @@ def _arrays(
 ) -> Iterator[tuple[str, np.ndarray]]:
     if dtype is not None and dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; {known_names(dtype, DTYPES)}")
-    # Expanded weights are float32, which the model never was.
+    # Dequantized weights are float32, which the model never was.
     own = [checkpoint.config.get(key) for key in ("dtype", "torch_dtype")]
     stated = next((each for each in own if isinstance(each, str) and each in DTYPES), "bfloat16")
     for name, tensor in tqdm(checkpoint.tensors.items(), desc="reading", unit="tensor", disable=not progress):
@@ -121,7 +121,7 @@ def _arrays(
 
 
 def _config(checkpoint: Checkpoint, dtype: str | None) -> dict[str, Any]:
-    """The `config.json` of the weights as they are written: expanded, and perhaps rounded."""
+    """The `config.json` of the weights as they are written: dequantized, and perhaps rounded."""
     config = {key: value for key, value in checkpoint.config.items() if key not in SETTINGS}
     nested = config.get("text_config")
     if isinstance(nested, dict):

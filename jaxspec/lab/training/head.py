@@ -167,7 +167,7 @@ def start_from(head: Eagle3, trained: Eagle3, target: Decoder) -> None:
 
 
 def _alike(ours: jax.Array, theirs: jax.Array) -> bool:
-    """Whether arrays are equal up to rounding or quantisation."""
+    """Whether arrays are equal up to rounding or quantization."""
     ours, theirs = ours.astype(jnp.float32), theirs.astype(jnp.float32)
     return bool(jnp.abs(ours - theirs).mean() < 0.2 * jnp.abs(theirs).mean())
 

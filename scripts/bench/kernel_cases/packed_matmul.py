@@ -1,4 +1,4 @@
-"""Sizes for the tests and the benchmarks of `packed_matmul`, `expand_codes` and `fp8_matmul`."""
+"""Sizes for the tests and the benchmarks of `packed_matmul`, `dequantize_codes` and `fp8_matmul`."""
 
 from dataclasses import dataclass
 

@@ -12,11 +12,11 @@ from jaxspec_kernels.packed_matmul.coded_weight import CodedWeight
 _BLOCK_OUTPUTS = 64
 
 
-def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
-    """See `expand_reference.expand_codes`."""
+def dequantize_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
+    """See `dequantize_reference.dequantize_codes`."""
     outputs = math.prod(kernel.out_axes)
     (dense,) = triton_call(
-        expand_kernel,
+        dequantize_kernel,
         # Without offsets or an order, these pointers are never read.
         (
             x,
@@ -44,7 +44,7 @@ def expand_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
 
 
 @triton.jit
-def expand_kernel(
+def dequantize_kernel(
     x,
     codes,
     scale,
@@ -64,7 +64,7 @@ def expand_kernel(
     is_int8: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """A program expands a block of inputs for some outputs; x is not read (see the reference)."""
+    """A program dequantizes a block of inputs for some outputs; x is not read (see the reference)."""
     column = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     step = tl.program_id(1)
     at = tl.minimum(column, out_width - 1)
