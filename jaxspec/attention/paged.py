@@ -10,9 +10,9 @@ from jaxspec_kernels.attention_parts.coded_cache import Cache, CodedCache
 from jaxspec_kernels.choose_entries import choose_entries
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
-from jaxspec_kernels.listed_attention import listed_attention
 from jaxspec_kernels.paged_attention import paged_attention
 from jaxspec_kernels.rope_kv_write import rope_kv_write
+from jaxspec_kernels.sparse_attention import sparse_attention
 
 from jaxspec.attention.builder import AttentionKind, build_metadata
 from jaxspec.attention.cache import LayerCache
@@ -149,7 +149,7 @@ class PagedMemory:
                 asked, weights = chooser
                 listed = choose_entries(asked, weights, others[2], every, seen, keep=choice.keep)
                 seen = jnp.minimum(seen, choice.keep)
-            return listed_attention(
+            return sparse_attention(
                 queries,
                 window,
                 metadata.window_slots,

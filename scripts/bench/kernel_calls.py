@@ -17,7 +17,6 @@ from jaxspec_kernels.gumbel_sample import gumbel_sample
 from jaxspec_kernels.latent_attention import latent_attention
 from jaxspec_kernels.latent_write import latent_write
 from jaxspec_kernels.linear_recurrence import DeltaRule, Mamba2Rule, recurrence_scan, recurrence_step
-from jaxspec_kernels.listed_attention import listed_attention
 from jaxspec_kernels.matmul import BLOCK, PackedWeight, matmul, pack
 from jaxspec_kernels.op import Op
 from jaxspec_kernels.packed_attention import packed_attention, packed_attention_gradients
@@ -28,6 +27,7 @@ from jaxspec_kernels.random import Purpose
 from jaxspec_kernels.rope_kv_write import rope_kv_write
 from jaxspec_kernels.sinkhorn import sinkhorn
 from jaxspec_kernels.slot_mapping import place_rows
+from jaxspec_kernels.sparse_attention import sparse_attention
 
 from bench import kernel_cases as cases
 from bench.random_codes import random_coded_experts, random_codes
@@ -73,7 +73,7 @@ def all_calls() -> Iterator[Call]:
     yield from map(_packed_attention_gradients, cases.packed_attention.LARGE)
     yield from map(_latent_write, cases.latent_write.CASES)
     yield from map(_latent_attention, cases.latent_attention.CASES)
-    yield from map(_listed_attention, cases.listed_attention.CASES)
+    yield from map(_sparse_attention, cases.sparse_attention.CASES)
     yield from map(_choose_entries, cases.choose_entries.CASES)
     yield from map(_choose_experts, cases.choose_experts.CASES)
     yield from map(_sinkhorn, cases.sinkhorn.CASES)
@@ -232,7 +232,7 @@ def _latent_attention(case: cases.latent_attention.Case) -> Call:
     return Call(latent_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
 
 
-def _listed_attention(case: cases.listed_attention.Case) -> Call:
+def _sparse_attention(case: cases.sparse_attention.Case) -> Call:
     slots, rows, window, page_size = case.slots, case.rows, case.window, case.page_size
     width, pool = -(-(window + rows - 1) // page_size), -(-2 * case.entries // case.per_page)
     size, dtype = (slots, rows, case.heads, case.head_dim), jnp.dtype(case.dtype)
@@ -266,7 +266,7 @@ def _listed_attention(case: cases.listed_attention.Case) -> Call:
     read = sum(len(np.unique(listed)) for listed in lists(np.random.default_rng(0)))
     moved = (read * case.head_dim + 2 * int(np.prod(size))) * dtype.itemsize
     static = {"scale": case.head_dim**-0.5}
-    return Call(listed_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
+    return Call(sparse_attention, case.name, arguments, static, 0, moved, _SUM_BOUND[case.dtype])
 
 
 def _choose_entries(case: cases.choose_entries.Case) -> Call:

@@ -213,7 +213,7 @@ def test_every_kernel_runs_on_shards():
     results = [result for kind in {kind for kind, _ in SPLIT} for result in on_devices(kind).values()]
     assert {name for result in results for name in result["kernels"]} == {
         *("matmul", "place_rows", "slot_mapping", "gumbel_sample", "rope_kv_write", "paged_attention"),
-        *("latent_write", "latent_attention", "listed_attention", "choose_entries", "rms_norm"),
+        *("latent_write", "latent_attention", "sparse_attention", "choose_entries", "rms_norm"),
         *("argmax", "gumbel_argmax", "random_words", "process_logits", "expert_matmul", "row_max"),
         *("recurrence_step", "recurrence_scan", "sinkhorn", "choose_experts"),
     }

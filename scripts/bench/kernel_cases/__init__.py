@@ -8,7 +8,6 @@ from bench.kernel_cases import (
     latent_attention,
     latent_write,
     linear_recurrence,
-    listed_attention,
     matmul,
     packed_attention,
     packed_matmul,
@@ -17,6 +16,7 @@ from bench.kernel_cases import (
     rope_kv_write,
     sinkhorn,
     slot_mapping,
+    sparse_attention,
 )
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "latent_attention",
     "latent_write",
     "linear_recurrence",
-    "listed_attention",
     "matmul",
     "packed_attention",
     "packed_matmul",
@@ -36,4 +35,5 @@ __all__ = [
     "rope_kv_write",
     "sinkhorn",
     "slot_mapping",
+    "sparse_attention",
 ]

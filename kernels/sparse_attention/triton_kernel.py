@@ -1,4 +1,4 @@
-"""Attention over listed slots in Triton, split over the lists."""
+"""Sparse attention, over listed slots in Triton, split over the lists."""
 
 import math
 
@@ -13,7 +13,7 @@ _LEAST_KEYS = 64
 """The least number of slots in a split: the partial result of a row and split is as large as 128 vectors."""
 
 
-def listed_attention(
+def sparse_attention(
     queries: jax.Array,
     cache: jax.Array,
     window_slots: jax.Array,
@@ -25,7 +25,7 @@ def listed_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """See `reference.listed_attention`.
+    """See `reference.sparse_attention`.
 
     A tile is the heads of one row: rows list slots of their own, so only heads can share what is loaded. Each
     vector is loaded once and used for scores and values. Both lists count as one, which is cut into a static

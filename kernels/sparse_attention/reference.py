@@ -1,4 +1,4 @@
-"""Attention over listed slots in pure JAX: one softmax over two lists and a sink."""
+"""Sparse attention, over listed slots in pure JAX: one softmax over two lists and a sink."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import lax
 BLOCK = 128
 
 
-def listed_attention(
+def sparse_attention(
     queries: jax.Array,
     cache: jax.Array,
     window_slots: jax.Array,

@@ -1,4 +1,4 @@
-"""Sizes for the tests and the benchmark of `listed_attention`."""
+"""Sizes for the tests and the benchmark of `sparse_attention`."""
 
 from dataclasses import dataclass
 

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
-from bench.kernel_cases.listed_attention import CASES
-from jaxspec_kernels.listed_attention import listed_attention
+from bench.kernel_cases.sparse_attention import CASES
+from jaxspec_kernels.sparse_attention import sparse_attention
 from op_base import OpTest
 
 BOUND = {"float32": 2e-6, "bfloat16": 6e-3}
@@ -60,10 +60,10 @@ def in_float64(queries, cache, window, counts, entries, lists, seen, sinks, *, s
     return result
 
 
-class TestListedAttention(OpTest):
+class TestSparseAttention(OpTest):
     """Nothing is read but what rows see."""
 
-    op = listed_attention
+    op = sparse_attention
     cases = CASES
     usual = ("odd, empty slots",)
     bound = BOUND

@@ -1,4 +1,4 @@
-"""Attention over listed slots on a CPU.
+"""Sparse attention, over listed slots on a CPU.
 
 The vectors of a tile are gathered once for all heads of a row. A row's sums do not depend on the other rows.
 """
@@ -15,7 +15,7 @@ from jaxspec_kernels.attention_parts.attention_code import (
 )
 from jaxspec_kernels.calls import numba_call as call
 from jaxspec_kernels.calls.vector_code import FLOAT
-from jaxspec_kernels.listed_attention.reference import listed_attention as reference
+from jaxspec_kernels.sparse_attention.reference import sparse_attention as reference
 
 _TILE = 16
 """Slots whose scores are computed together."""
@@ -23,7 +23,7 @@ _PIECES = 2
 """Pieces of work for each thread, if there are so many heads."""
 
 
-def listed_attention(
+def sparse_attention(
     queries: jax.Array,
     cache: jax.Array,
     window_slots: jax.Array,
@@ -35,7 +35,7 @@ def listed_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """See `jaxspec_kernels.listed_attention.reference`, which is called for cases that the kernel lacks."""
+    """See `jaxspec_kernels.sparse_attention.reference`, which is called for cases that the kernel lacks."""
     dtypes = {x.dtype for x in (cache, entries) if x is not None}
     is_float = queries.dtype == jnp.float32 and dtypes in ({np.dtype("float32")}, {np.dtype("float16")})
     if not (is_float and queries.size):
@@ -141,5 +141,5 @@ def _registered(dim: int, is_half: bool) -> str:
         call.release(scratch)
         return 0
 
-    name = f"jaxspec_listed_attention_{lanes}_{dim}{'_half' * is_half}"
+    name = f"jaxspec_sparse_attention_{lanes}_{dim}{'_half' * is_half}"
     return call.register(name, kernel, fastmath=set())
