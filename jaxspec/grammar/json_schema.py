@@ -104,9 +104,9 @@ def json_schema_automaton(schema: Any) -> ByteAutomaton:
         place.
     """
     recursive: dict[str, int] = {}
-    nested = _NESTED
+    nested, work = _NESTED, Work()
     while True:
-        writer = _Writer(schema, recursive)
+        writer = _Writer(schema, recursive, work)
         try:
             return byte_automaton(writer.value((writer.forms.root,), "$", 0))
         except Recursion as recursion:
@@ -114,13 +114,13 @@ def json_schema_automaton(schema: Any) -> ByteAutomaton:
         except TooLarge:
             if not recursive or nested == 1:
                 raise
-            nested -= 1
+            nested, work = nested - 1, Work()
             recursive = dict.fromkeys(recursive, nested)
 
 
 class _Writer:
-    def __init__(self, schema: Any, recursive: Mapping[str, int]):
-        self._work = Work()
+    def __init__(self, schema: Any, recursive: Mapping[str, int], work: Work):
+        self._work = work
         self._budget = Budget()
         self._automata: dict[str, ByteAutomaton] = {}
         self._known: dict[Any, tuple[Schema, Expression]] = {}

@@ -189,6 +189,10 @@ DEEP = {
     "properties": {f"x{i}": {"$ref": "#/$defs/a"} for i in range(40)},
     "required": [f"x{i}" for i in range(40)],
 }
+_LISTS = {"type": "object", "properties": {f"p{i}": {"$ref": f"#/$defs/a/$defs/n{i}"} for i in range(1500)}}
+_LISTS["$defs"] = {
+    f"n{i}": {"type": "array", "items": {"$ref": f"#/$defs/a/$defs/n{i}"}} for i in range(1500)
+}
 REFUSED = [
     ("regex", r"(a", "regex '(a': missing )"),
     ("regex", r"(?<=a)b", "looks ahead or back"),
@@ -223,6 +227,7 @@ REFUSED = [
         },
         "too large",
     ),
+    ("json_schema", {"$defs": {"a": _LISTS}, "$ref": "#/$defs/a"}, "too large"),
     ("json_schema", {"type": "object", "properties": {"a": 3}}, "$.a: must be an object or true"),
     ("json_schema", {"type": "text"}, "type must be among"),
     ("json_schema", {"type": "number", "minimum": "3"}, "minimum must be a number"),
