@@ -5,6 +5,7 @@ import unicodedata
 from functools import cache
 
 from jaxspec.grammar.characters import Ranges, ranges
+from jaxspec.grammar.work import Work
 from jaxspec.sampling.grammar import GrammarError
 
 _TOKEN = re.compile(
@@ -19,11 +20,11 @@ _IS_CLASS = re.compile(r"\\[dDsSwWpP]").match
 _NO_LINE_ENDS = r"[^\n\r\u2028\u2029]"
 
 
-def python_pattern(pattern: str) -> str:
-    """A pattern of ECMAScript, with its flag u or without, as `re` reads it.
+def python_pattern(pattern: str, work: Work) -> str:
+    """A pattern of ECMAScript, with its flag u or without, as `re` reads it; `work` counts its letters.
 
     Raises:
-      GrammarError: it has what means nothing there.
+      GrammarError: it has what means nothing there, or is too long.
     """
     written: list[str] = []
     in_class, before = False, ""
@@ -46,6 +47,7 @@ def python_pattern(pattern: str) -> str:
         elif in_class and token["category"]:
             part = part[1:-1] if token["not"] == "p" else _refused(token[0])
         before = "[^" if before == "[" and other == "^" and in_class else token[0]
+        work.count(len(part))
         written.append(part)
     return "".join(written)
 
@@ -81,8 +83,20 @@ def _refused(text: str) -> str:
     raise GrammarError(f"{text!r} is not supported in the pattern of a schema")
 
 
-@cache
 def _category(name: str) -> Ranges:
     """The characters of a category of Unicode, such as L or Lu."""
-    codes = (code for code in range(0x110000) if unicodedata.category(chr(code)).startswith(name))
-    return ranges((code, code) for code in codes)
+    return ranges(
+        pair for category, pairs in _categories().items() if category.startswith(name) for pair in pairs
+    )
+
+
+@cache
+def _categories() -> dict[str, list[tuple[int, int]]]:
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for code in range(0x110000):
+        of_it = pairs.setdefault(unicodedata.category(chr(code)), [])
+        if of_it and of_it[-1][1] == code - 1:
+            of_it[-1] = (of_it[-1][0], code)
+        else:
+            of_it.append((code, code))
+    return pairs

@@ -86,7 +86,10 @@ def schema_pattern_expression(
     """
     reader = _Reader(work, without, is_search)
     return _read(
-        pattern, python_pattern(pattern), work, lambda parsed: reader.searched(parsed, parsed.state.flags)
+        pattern,
+        python_pattern(pattern, work),
+        work,
+        lambda parsed: reader.searched(parsed, parsed.state.flags),
     )
 
 

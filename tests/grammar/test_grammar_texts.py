@@ -227,6 +227,7 @@ REFUSED = [
         },
         "too large",
     ),
+    ("json_schema", {"type": "string", "pattern": r"\p{L}" * 20_000}, "too large"),
     ("json_schema", {"$defs": {"a": _LISTS}, "$ref": "#/$defs/a"}, "too large"),
     ("json_schema", {"type": "object", "properties": {"a": 3}}, "$.a: must be an object or true"),
     ("json_schema", {"type": "text"}, "type must be among"),
