@@ -527,7 +527,8 @@ class Forms:
         if form.kinds > shared:
             return replace(form, kinds=form.kinds - shared)
         raise GrammarError(
-            f"json_schema at {at}: a value may fit several schemas of oneOf, which is not supported; use anyOf"
+            f"json_schema at {at}: a value may fit several schemas of oneOf, which is not supported; "
+            "use anyOf"
         )
 
     def _are_apart(self, one: Schema, other: Schema, at: str, depth: int) -> bool:
