@@ -8,10 +8,22 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
 
 from jaxspec.grammar.characters import ByteRanges, Ranges, utf8_sequences
-from jaxspec.grammar.expression import Chain, Chars, Either, Expression, Listed, Repeat, Separated
-from jaxspec.sampling.grammar import GrammarError
+from jaxspec.grammar.expression import (
+    Both,
+    Chain,
+    Chars,
+    Either,
+    Expression,
+    Listed,
+    Remainders,
+    Repeat,
+    Separated,
+)
+from jaxspec.grammar.work import Nothing, TooLarge
 
 MAX_STATES = 1 << 14
 """The most states of an automaton over bytes."""
@@ -40,16 +52,42 @@ class ByteAutomaton:
     is_final: np.ndarray
 
 
-def byte_automaton(expression: Expression) -> ByteAutomaton:
+def byte_automaton(expression: Expression, budget: "Budget | None" = None) -> ByteAutomaton:
     """The automaton of the texts of an expression, encoded in UTF-8.
 
+    Args:
+      budget: what it may cost, together with others; its own if None.
+
     Raises:
-      GrammarError: it has too many states.
+      GrammarError: it has too many states, or accepts no text.
     """
-    nodes = _Nodes()
+    budget = budget or Budget()
+    nodes = _Nodes(budget)
     end = nodes.new()
     start = nodes.add(expression, end)
-    return _deterministic(nodes, start, end)
+    return _deterministic(nodes, start, end, budget)
+
+
+class Budget:
+    """What all automata of a grammar may cost together."""
+
+    def __init__(self) -> None:
+        self._size = self._work = 0
+
+    def grow(self, size: int) -> None:
+        """Counts edges and nodes."""
+        self._size += size
+        if self._size > _MAX_SIZE:
+            raise TooLarge("the grammar is too large: it repeats or lists too much")
+
+    def count(self, steps: int, states: int) -> None:
+        """Counts steps, and checks the number of states of the automaton that they are taken for."""
+        self._work += steps
+        if self._work > _MAX_WORK or states > MAX_STATES:
+            raise TooLarge(
+                f"the grammar is too large: its automaton has more than {states} states; shorten what it "
+                "repeats or lists"
+            )
 
 
 class _Nodes:
@@ -60,10 +98,10 @@ class _Nodes:
       silent: by node, the nodes that it is also at.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
         self.edges: list[list[_Edge]] = []
         self.silent: list[list[int]] = []
-        self._size = 0
+        self._budget = budget
         self._known: dict[tuple[tuple[_Edge, ...], tuple[int, ...]], int] = {}
         self._rows: dict[Ranges, list[list[_Edge]]] = {}
         self._added: dict[tuple[int, int], int] = {}  # by an expression's id and what follows
@@ -71,13 +109,8 @@ class _Nodes:
     def new(self, edges: Iterable[_Edge] = (), silent: Iterable[int] = ()) -> int:
         self.edges.append(list(edges))
         self.silent.append(list(silent))
-        self._grow(len(self.edges[-1]) + _NODE)
+        self._budget.grow(len(self.edges[-1]) + _NODE)
         return len(self.edges) - 1
-
-    def _grow(self, size: int) -> None:
-        self._size += size
-        if self._size > _MAX_SIZE:
-            raise GrammarError("the grammar is too large: it repeats or lists too much")
 
     def shared(self, edges: Iterable[_Edge] = (), silent: Iterable[int] = ()) -> int:
         """A node that does not change any more, so that alternatives which end alike share their ends."""
@@ -88,7 +121,7 @@ class _Nodes:
 
     def add(self, expression: Expression, then: int) -> int:
         """The first node of an expression after which the node `then` comes."""
-        self._grow(1)  # also where it makes no node
+        self._budget.grow(1)  # also where it makes no node
         key = id(expression), then
         if key not in self._added:
             self._added[key] = self._add(expression, then)
@@ -110,12 +143,43 @@ class _Nodes:
             here = self.add(expression.part, after)
             self.silent[after].append(self.add(expression.separator, here))
             return self.shared(silent=[here, then]) if expression.may_be_missing else here
+        if isinstance(expression, Both):
+            return self._both(expression, then)
+        if isinstance(expression, Remainders):
+            return self._remainders(expression.of, then)
         return self._repeat(expression, then)
+
+    def _both(self, both: Both, then: int) -> int:
+        automata = [byte_automaton(part, self._budget) for part in (*both.parts, *both.without)]
+        common = _common(automata, len(both.parts), self._budget)
+        first = len(self.edges)
+        for is_final in common.is_final:
+            self.new(silent=[then] if is_final else ())
+        for state, row in enumerate(common.next):
+            begins = np.flatnonzero(np.diff(row, prepend=-2))
+            ends = [*(begins[1:] - 1).tolist(), 255]
+            self.edges[first + state] = [
+                (low, high, first + int(row[low]))
+                for low, high in zip(begins.tolist(), ends, strict=True)
+                if row[low] >= 0
+            ]
+            self._budget.grow(len(self.edges[first + state]))
+        return first
+
+    def _remainders(self, of: int, then: int) -> int:
+        """A node for each remainder of the digits so far; 0 begins no other number."""
+        self._budget.grow((_NODE + 10) * of)
+        first = len(self.edges)
+        for remainder in range(of):
+            edges = [(ord("0") + i, ord("0") + i, first + (10 * remainder + i) % of) for i in range(10)]
+            self.new(edges, () if remainder else (then,))
+        zero = (ord("0"), ord("0"), then)
+        return self.new([zero, *((ord("0") + i, ord("0") + i, first + i % of) for i in range(1, 10))])
 
     def _chars(self, chars: Ranges, then: int) -> int:
         if chars not in self._rows:
             rows = self._rows[chars] = _rows_of(chars)
-            self._grow(_SPELLED * sum(map(len, rows)))
+            self._budget.grow(_SPELLED * sum(map(len, rows)))
         placed: list[int] = []
         for row in self._rows[chars]:  # a row leads only to rows before it
             edges = [(low, high, then if to < 0 else placed[to]) for low, high, to in row]
@@ -203,19 +267,64 @@ def _joined(edges: list[_Edge]) -> list[_Edge]:
     return joined
 
 
-def _deterministic(nodes: _Nodes, start: int, end: int) -> ByteAutomaton:
-    """A state for every set of nodes that the automaton may be at after the same bytes."""
-
-    work = 0
-
-    def count(steps: int) -> None:
-        nonlocal work
-        work += steps
-        if work > _MAX_WORK or len(order) > MAX_STATES:
-            raise GrammarError(
-                f"the grammar is too large: its automaton has more than {len(order)} states; shorten what it "
-                "repeats or lists"
+def _common(automata: list[ByteAutomaton], kept: int, budget: Budget) -> ByteAutomaton:
+    """The texts that the first automata accept, all of them, and none of the others."""
+    tables = [np.vstack([each.next, np.full(256, -1, np.int32)]) for each in automata]  # -1 is the last state
+    finals = [np.append(each.is_final, False) for each in automata]
+    first, classes = np.unique(np.vstack(tables), axis=1, return_index=True, return_inverse=True)[1:]
+    tables = [table[:, first] for table in tables]
+    order = [tuple(0 for _ in automata)]
+    number, rows = {order[0]: 0}, []
+    for states in order:
+        budget.count(len(first), len(order))
+        row = []
+        for after in zip(
+            *(table[state].tolist() for table, state in zip(tables, states, strict=True)), strict=True
+        ):
+            if any(state < 0 for state in after[:kept]):
+                row.append(-1)
+                continue
+            if after not in number:
+                number[after] = len(order)
+                order.append(after)
+            row.append(number[after])
+        rows.append(row)
+    is_final = np.array(
+        [
+            all(
+                is_end[state] == (i < kept)
+                for i, (is_end, state) in enumerate(zip(finals, states, strict=True))
             )
+            for states in order
+        ]
+    )
+    return _ending(np.array(rows, np.int32)[:, classes.reshape(-1)], is_final)
+
+
+def _ending(table: np.ndarray, is_final: np.ndarray) -> ByteAutomaton:
+    """An automaton without the states from which no end can be reached."""
+    can_end = reaching(table, is_final)
+    if not can_end[0]:
+        raise Nothing("no text has all that is asked for")
+    number = np.append(np.where(can_end, np.cumsum(can_end) - 1, -1), -1).astype(np.int32)
+    return ByteAutomaton(number[table[can_end]], is_final[can_end])
+
+
+def reaching(table: np.ndarray, is_final: np.ndarray) -> np.ndarray:
+    """bool[S], the states from which a final one can be reached."""
+    count = len(table)
+    reached_by = [np.unique(row[row >= 0]) for row in table]
+    source = np.repeat(np.arange(count), [len(row) for row in reached_by])
+    into = np.concatenate([*reached_by, np.full(int(is_final.sum()), count)])
+    source = np.concatenate([source, np.flatnonzero(is_final)])
+    graph = csr_array((np.ones(len(into), bool), (into, source)), shape=(count + 1, count + 1))
+    reached = np.zeros(count + 1, bool)
+    reached[breadth_first_order(graph, count, return_predecessors=False)] = True
+    return reached[:count]
+
+
+def _deterministic(nodes: _Nodes, start: int, end: int, budget: Budget) -> ByteAutomaton:
+    """A state for every set of nodes that the automaton may be at after the same bytes."""
 
     @cache
     def closure(node: int) -> frozenset[int]:
@@ -226,7 +335,7 @@ def _deterministic(nodes: _Nodes, start: int, end: int) -> ByteAutomaton:
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
-        count(len(seen))
+        budget.count(len(seen), len(order))
         return frozenset(each for each in seen if nodes.edges[each] or each == end)
 
     order: list[frozenset[int]] = []
@@ -240,7 +349,7 @@ def _deterministic(nodes: _Nodes, start: int, end: int) -> ByteAutomaton:
         edges: list[Any] = [edge for each in own for edge in each]
         for low, high, targets in edges if is_split else _split(edges):
             reached = closure(targets) if is_split else frozenset().union(*map(closure, targets))
-            count(len(reached) + (1 if is_split else len(edges)))
+            budget.count(len(reached) + (1 if is_split else len(edges)), len(order))
             if reached not in states:
                 states[reached] = len(order)
                 order.append(reached)

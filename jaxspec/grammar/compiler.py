@@ -2,9 +2,9 @@
 
 import json
 
-from jaxspec.grammar.byte_automaton import byte_automaton
-from jaxspec.grammar.expression import Either, Expression, text
-from jaxspec.grammar.json_schema import json_schema_expression
+from jaxspec.grammar.byte_automaton import ByteAutomaton, byte_automaton
+from jaxspec.grammar.expression import Either, text
+from jaxspec.grammar.json_schema import json_schema_automaton
 from jaxspec.grammar.regex import regex_expression
 from jaxspec.grammar.token_automaton import TokenAutomaton, token_automaton
 from jaxspec.grammar.vocabulary import Vocabulary
@@ -19,7 +19,7 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:
       GrammarError: the grammar is malformed, not supported, or too large.
     """
     try:
-        return token_automaton(byte_automaton(_expression(grammar)), vocabulary)
+        return token_automaton(_automaton(grammar), vocabulary)
     except RecursionError:
         raise GrammarError(f"{grammar.kind}: nested too deeply") from None
     except GrammarError as error:
@@ -29,10 +29,10 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> TokenAutomaton:
         ) from None
 
 
-def _expression(grammar: Grammar) -> Expression:
+def _automaton(grammar: Grammar) -> ByteAutomaton:
     if grammar.kind == "regex":
-        return regex_expression(grammar.source, Work())
+        return byte_automaton(regex_expression(grammar.source, Work()))
     value = json.loads(grammar.source)
     if grammar.kind == "choice":
-        return Either(tuple(map(text, value)))
-    return json_schema_expression(value)
+        return byte_automaton(Either(tuple(map(text, value))))
+    return json_schema_automaton(value)

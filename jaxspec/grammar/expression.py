@@ -1,5 +1,6 @@
 """Expressions: what every kind of grammar becomes before it becomes an automaton."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,7 +54,22 @@ class Separated:
     may_be_missing: bool
 
 
-Expression = Chars | Chain | Either | Repeat | Listed | Separated
+@dataclass(frozen=True)
+class Both:
+    """What every part accepts, and none of `without`."""
+
+    parts: tuple["Expression", ...]
+    without: tuple["Expression", ...] = ()
+
+
+@dataclass(frozen=True)
+class Remainders:
+    """The digits of the multiples of a number, which is above 0."""
+
+    of: int
+
+
+Expression = Chars | Chain | Either | Repeat | Listed | Separated | Both | Remainders
 
 
 def text(characters: str) -> Chain:
@@ -69,3 +85,8 @@ def _character(character: str) -> Chars:
 def chain(*parts: Expression) -> Chain:
     """Parts one after another."""
     return Chain(parts)
+
+
+def either(parts: Sequence[Expression]) -> Expression:
+    """One of the parts, of which there is at least one."""
+    return parts[0] if len(parts) == 1 else Either(tuple(parts))

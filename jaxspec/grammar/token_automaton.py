@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order
 
-from jaxspec.grammar.byte_automaton import ByteAutomaton
+from jaxspec.grammar.byte_automaton import ByteAutomaton, reaching
 from jaxspec.grammar.vocabulary import Vocabulary
 from jaxspec.sampling.grammar import GrammarError
 
@@ -142,7 +140,7 @@ class _Product:
         number = np.full(len(self._automaton.next) + 1, -1, np.int32)  # its last entry is that of -1
         number[self.order] = np.arange(len(self.order), dtype=np.int32)
         table = number[self._table()]
-        ends = self._reaching(table, self._automaton.is_final[self.order])
+        ends = reaching(table, self._automaton.is_final[self.order])
         if not ends[0]:
             raise GrammarError("the grammar accepts no text that the model's tokens can spell")
         table[~ends[table] | (table < 0)] = -1
@@ -162,19 +160,6 @@ class _Product:
             blocks += [block[:, column] for block in reversed(self.rows[begin:end])]
             column, end = merged[column] if len(merged) else column, begin
         return np.concatenate(blocks[::-1])
-
-    @staticmethod
-    def _reaching(table: np.ndarray, is_final: np.ndarray) -> np.ndarray:
-        """bool[S], the states from which a final one can be reached."""
-        count = len(table)
-        reached_by = [np.unique(row[row >= 0]) for row in table]
-        source = np.repeat(np.arange(count), [len(row) for row in reached_by])
-        into = np.concatenate([*reached_by, np.full(int(is_final.sum()), count)])
-        source = np.concatenate([source, np.flatnonzero(is_final)])
-        graph = csr_array((np.ones(len(into), bool), (into, source)), shape=(count + 1, count + 1))
-        reached = np.zeros(count + 1, bool)
-        reached[breadth_first_order(graph, count, return_predecessors=False)] = True
-        return reached[:count]
 
     def _add(self, states: np.ndarray) -> None:
         is_spelled = np.array([self._spell(state) for state in states.tolist()])

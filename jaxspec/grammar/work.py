@@ -1,8 +1,16 @@
-"""The bound of what reading a grammar may cost."""
+"""The bound of what reading a grammar may cost, and why one has no automaton."""
 
 from jaxspec.sampling.grammar import GrammarError
 
 _MOST = 1 << 19
+
+
+class Nothing(GrammarError):
+    """Nothing has all that a grammar, or a part of it, asks for."""
+
+
+class TooLarge(GrammarError):
+    """A grammar is too large."""
 
 
 class Work:
@@ -15,8 +23,8 @@ class Work:
         """Counts steps that are about to be taken.
 
         Raises:
-          GrammarError: they are too many.
+          TooLarge: they are too many.
         """
         self._steps += steps
         if self._steps > _MOST:
-            raise GrammarError("the grammar is too large: it is too long, or compares or lists too much")
+            raise TooLarge("the grammar is too large: it is too long, or compares or lists too much")

@@ -180,7 +180,7 @@ def test_a_request_that_asks_for_drafts_gets_them():
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("most", [4, 7, 16])
 def test_no_k_without_a_program_is_much_better_than_those_with_one(cost, most):
-    choices = [most, *core._fewer_drafts(most)]
+    choices = [most, *preparation._fewer_drafts(most)]
     for slots in (1, 4, 64):
         for chance in np.linspace(0, 0.95, 39):
             speeds = [tokens_a_step(chance, k) / COSTS[cost](slots, k) for k in range(most + 1)]

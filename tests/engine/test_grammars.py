@@ -316,7 +316,7 @@ def test_inspection_leaves_out_rows_for_forced_tokens_where_a_compiled_step_does
         ({"regex": "a", "choice": ["a"]}, "regex: only one of choice, regex and json_schema may be given"),
         ({"choice": ["a", ""]}, "choice must be a list of strings, none of them empty"),
         ({"json_schema": "{"}, "json_schema is no JSON"),
-        ({"json_schema": {"type": "number", "maximum": 3}}, "json_schema at $: 'maximum' is not supported"),
+        ({"json_schema": {"type": "array", "contains": {}}}, "json_schema at $: 'contains' is not supported"),
         ({"regex": "(a|b)*a(a|b){14}"}, "regex: the grammar is too large"),
         ({"regex": "zzz"}, "regex: the grammar accepts no text that the model's tokens can spell"),
     ],
