@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.engine.device.plan import Size
 from jaxspec.engine.host.choice import DraftChoice, Slots
-from jaxspec.engine.rounds import adaptive_k, core
+from jaxspec.engine.rounds import adaptive_k, preparation
 from jaxspec.engine.rounds.adaptive_k import AdaptiveK
 from jaxspec.sampling import SamplingMode
 
