@@ -10,8 +10,8 @@ import jaxspec
 
 def run(model: str = "smollm2-135m") -> None:
     with jaxspec.load(model) as engine:
-        # Several prompts share a batch. A string is a user's turn; token ids and chat messages do as well.
-        prompts = ["Why is the sky blue?", [{"role": "user", "content": "Name three rivers."}]]
+        # Several prompts share a batch. A string is a user's turn; chat messages and token ids do as well.
+        prompts = ["Why is the sky blue?", "Name three rivers."]
         for answer in engine.generate(prompts, max_new_tokens=48):
             print(answer.text)
             print(f"    {answer.stats}, ended by {answer.finish_reason}")

@@ -285,7 +285,11 @@ def _drafter(shape: Shape, config: ModelConfig) -> tuple[Callable[..., Drafter],
         }
         if shape.drafter == "dflash":
             return DFlash, DFlashConfig(block_size=9, **settings)
-        both = {"markov_rank": 256, "has_confidence": True, "confidence_head_with_markov": True}
+        both: dict[str, Any] = {
+            "markov_rank": 256,
+            "has_confidence": True,
+            "confidence_head_with_markov": True,
+        }
         return DSpark, DSparkConfig(block_size=8, anchor_drafts=True, **both, **settings)
     head = Eagle3Config(
         layers=layer,
