@@ -84,7 +84,7 @@ def test_two_threads_are_never_there_at_once(engine, monkeypatch, lock):
     names, calls = LOCKS[lock]
     place = Place()
     for asked in ("_prepared", "_scores"):  # others may have asked for the same
-        monkeypatch.setattr(engine.core, asked, set())
+        monkeypatch.setattr(engine.core.preparation, asked, set())
     for name in names:
         module, _, path = name.partition(":")
         *owners, last = path.split(".")
