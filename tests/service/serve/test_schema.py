@@ -48,6 +48,9 @@ def test_no_request_that_fits_the_page_or_not_is_a_500(few, path):
     def check(case):
         answer = case.call(timeout=60)
         statuses.add(answer.status_code)
+        # Its own constraints may leave no token: a schema whose value is complete, and `min_tokens`.
+        if answer.status_code == 503 and "the constraints allow no token" in answer.text:
+            return
         case.validate_response(answer, checks=CHECKS)
 
     @hypothesis.settings(
