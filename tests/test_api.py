@@ -340,3 +340,9 @@ def test_parameters_may_be_numbers_of_arrays(of):
     )
     assert (config.engine.batch_size, config.drafter.num_drafts) == (2, 3)
     assert type(config.engine.batch_size) is int
+
+
+@pytest.mark.parametrize("name", ["raww", "max_tokens"])
+def test_a_keyword_that_a_request_does_not_have_is_refused_in_its_name(tiny_engine, name):
+    with pytest.raises(TypeError, match=rf"make_request\(\) got an unexpected keyword argument '{name}'"):
+        tiny_engine.make_request([1], jaxspec.SamplingParams(), **{name: 3})

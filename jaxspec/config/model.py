@@ -157,8 +157,8 @@ def _unread(keys: Keys, family: str) -> tuple[str, ...]:
     """
     unread = keys.unread()
     unchanged = dict(UNCHANGED)
+    inherited = {each.name for each in fields(ModelConfig)}
     for other in FAMILIES.values():
-        inherited = {each.name for each in fields(ModelConfig)}
         own = (each for each in fields(other.config_type) if each.name not in inherited)
         unchanged |= {each.name: each.default for each in own}
     for key, value in unread.items():

@@ -9,7 +9,7 @@ def dequantize_codes(x: jax.Array, kernel: CodedWeight) -> jax.Array:
     """The weight in bfloat16, [M, out axes], as a network without codes holds it.
 
     Args:
-      x: what the weight is about to be multiplied with; it is not read. An dequantized weight that waited for
+      x: what the weight is about to be multiplied with; it is not read. A dequantized weight that waited for
         nothing could be made long before it is used, and all of a program's at once would fill the memory.
       kernel: with one axis of inputs.
     """

@@ -652,6 +652,8 @@ class Engine:
         Raises:
           ValueError: as `generate`, or the priority is not an integer, or the deadline not above 0.
         """
+        if unknown := split_options(how)[1]:
+            raise TypeError(f"make_request() got an unexpected keyword argument {next(iter(unknown))!r}")
         ids = encode_prompt(
             prompt, self.tokenizer, vocab_size=self.vocab_size, max_tokens=self.max_model_len, **how
         )
